@@ -1,0 +1,96 @@
+# Every habit of the project in one place. `make` lists them.
+#
+# Variables: PYTHON  the interpreter that environments are made from (default: python3)
+#            VENV    the environment for demo, test, bench and lint (default: .venv)
+#            ARGS    further arguments for the program that a target runs
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+VENV_DEBUG := .venv-debug
+VENV_ASAN := .venv-asan
+VENV_CI := .venv-ci
+
+# Two workers at most: each one holds a copy of JAX, and compiles.
+PYTEST_PARALLEL := -n auto --maxprocesses=2
+
+# An editable install follows the Python files by itself; a built one has to be told.
+COMPILED := setup.py pyproject.toml \
+	$(wildcard marshal/jaxmarshal/*.pyx marshal/jaxmarshal/*.pxd include/jaxmarshal/*.h)
+PACKAGED := $(COMPILED) MANIFEST.in README.md \
+	$(wildcard marshal/jaxmarshal/*.py marshal/jaxmarshal/*.pyi marshal/jaxmarshal/py.typed \
+	marshal/jaxmarshal/compat/*.py marshal/jaxmarshal/compat/*.pyi)
+
+# Modules with a stub, as stubtest wants them named.
+STUBBED := $(patsubst %.__init__,%,$(subst /,.,$(patsubst marshal/%.pyi,%,\
+	$(wildcard marshal/jaxmarshal/*.pyi marshal/jaxmarshal/compat/*.pyi))))
+
+STUBTEST := --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allow.txt \
+	--ignore-unused-allowlist --ignore-disjoint-bases
+
+.DELETE_ON_ERROR:
+.PHONY: help build demo test matrix debug asan bench lint clean
+
+help: ## list the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' Makefile
+
+build: $(VENV)/.installed ## make the environment, with the package built into it (editable)
+
+demo: $(VENV)/.installed ## put real data on the device with JAX and with jaxmarshal
+	$(VENV)/bin/python demo/digits.py $(ARGS)
+
+test: $(VENV)/.installed ## run the tests on this Python
+	$(VENV)/bin/python -m pytest $(PYTEST_PARALLEL) $(ARGS)
+
+matrix: $(VENV_CI)/.installed ## run the tests on every supported Python and JAX
+	$(VENV_CI)/bin/nox -s matrix $(if $(ARGS),-- $(ARGS))
+
+debug: $(VENV_DEBUG)/.installed ## run the tests on a build with checks and counters on
+	$(VENV_DEBUG)/bin/python -m pytest $(PYTEST_PARALLEL) $(ARGS)
+
+# The sanitizers' runtime and the C++ one must be there before Python is, or they miss its calls.
+# PYTHONMALLOC makes every Python object an allocation of its own. Reports go straight to the
+# terminal (--capture=sys): a process that a report ends would take a captured one with it.
+asan: $(VENV_ASAN)/.installed ## run the tests on a build with the sanitizers on
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	PYTHONMALLOC=malloc \
+	$(VENV_ASAN)/bin/python -m pytest -m "not slow" --capture=sys $(ARGS)
+
+bench: $(VENV)/.installed ## compare JAX, jaxmarshal and the floor (see bench/README.md)
+	$(VENV)/bin/python -m pytest bench --benchmark-only $(ARGS)
+
+lint: $(VENV)/.installed ## check style, types, and stubs against the built modules
+	$(VENV)/bin/ruff check .
+	PATH="$(abspath $(VENV)/bin):$$PATH" cython-lint marshal  # it calls a program beside it
+	$(VENV)/bin/mypy
+	$(if $(STUBBED),$(VENV)/bin/stubtest $(STUBTEST) $(STUBBED),@echo "stubtest: no stubs yet")
+
+clean: ## remove what the targets above have made, environments included
+	rm -rf build dist .nox .venv .venv-debug .venv-asan .venv-ci
+	rm -rf .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf marshal/jaxmarshal.egg-info marshal/jaxmarshal/*.so
+	find marshal tests bench demo -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Environments. Each is made once; where a source is newer than its stamp, pip runs again.
+%/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "jaxmarshal needs Python 3.11 or newer; name one with PYTHON=" >&2; exit 1; }
+	$(PYTHON) -m venv $*
+
+$(VENV)/.installed: $(COMPILED) | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test,demo,bench,lint]'
+	touch $@
+
+$(VENV_DEBUG)/.installed: $(PACKAGED) | $(VENV_DEBUG)/bin/python
+	JAXMARSHAL_BUILD=debug $(VENV_DEBUG)/bin/python -m pip install --quiet '.[test]'
+	touch $@
+
+$(VENV_ASAN)/.installed: $(PACKAGED) | $(VENV_ASAN)/bin/python
+	JAXMARSHAL_BUILD=asan $(VENV_ASAN)/bin/python -m pip install --quiet '.[test]'
+	touch $@
+
+$(VENV_CI)/.installed: | $(VENV_CI)/bin/python
+	$(VENV_CI)/bin/python -m pip install --quiet nox
+	touch $@

@@ -1,0 +1,45 @@
+/* Where the words of a live `ArrayImpl` are. Offsets are found by calibration (module `_layout`),
+   never assumed; -1 means not confirmed, and the reader falls back to the public attribute.
+   All readers borrow: the caller keeps the array alive, and nothing is ever written. */
+#ifndef JAXMARSHAL_LAYOUT_H
+#define JAXMARSHAL_LAYOUT_H
+
+#include <Python.h>
+#include <string.h>
+
+#include "jaxmarshal/compat.h"
+
+#define JM_MAX_LAYOUT_WORDS 8
+
+typedef struct {
+    int calibrated;          /* 0 until the first array was met */
+    Py_ssize_t aval;         /* PyObject *, the public `aval` */
+    Py_ssize_t dtype;        /* PyObject *, the public `dtype` */
+    Py_ssize_t sharding;     /* PyObject *, the public `sharding` */
+    Py_ssize_t committed;    /* one byte, the public `committed` */
+    Py_ssize_t buffer;       /* the runtime buffer; NULL once deleted or donated */
+    uintptr_t vtable;        /* first word of a runtime buffer of the known class; 0 if unknown */
+    int layout_count;        /* words in a runtime buffer that are all NULL exactly when ... */
+    Py_ssize_t layout_words[JM_MAX_LAYOUT_WORDS]; /* ... the data layout is the default one */
+} jm_array_layout;
+
+static inline void *jm_word(const void *base, Py_ssize_t offset) {
+    void *word;
+    memcpy(&word, (const char *)base + offset, sizeof word);
+    return word;
+}
+
+static inline int jm_byte(const void *base, Py_ssize_t offset) {
+    return ((const unsigned char *)base)[offset];
+}
+
+/* Does the runtime buffer provably hold its data in the default layout? 0 means "not proven". */
+static inline int jm_buffer_layout_is_default(const jm_array_layout *layout, const void *buffer) {
+    if (layout->layout_count == 0 || (uintptr_t)jm_word(buffer, 0) != layout->vtable) return 0;
+    for (int i = 0; i < layout->layout_count; i++) {
+        if (jm_word(buffer, layout->layout_words[i]) != NULL) return 0;
+    }
+    return 1;
+}
+
+#endif

@@ -1,0 +1,22 @@
+"""jaxmarshal: an accelerated argument path for JAX, with the reference's own results.
+
+`install()` puts it under an existing program; `device_put` and `dispatch` are usable without.
+JAX's own code stays the slow path: whatever is not recognised goes there unchanged.
+"""
+
+from jaxmarshal import dispatch
+from jaxmarshal._install import install, installed, uninstall
+from jaxmarshal._version import __version__
+from jaxmarshal.api import device_put, get_include, reset_stats, stats
+
+__all__ = [
+    "__version__",
+    "device_put",
+    "dispatch",
+    "get_include",
+    "install",
+    "installed",
+    "reset_stats",
+    "stats",
+    "uninstall",
+]

@@ -1,0 +1,23 @@
+"""The configuration a call runs under: the part of the guard that no argument shows.
+
+A `Context` stands for one value of JAX's trace context (every configuration state on which the
+reference's own caches depend: x64, default device, meshes, precision, ...) together with the
+backend that was the default one. What was recorded hangs below it, so a changed configuration
+finds other records or none.
+"""
+
+from cpython.object cimport PyObject
+
+cdef class Context:
+    cdef tuple words           # owned: the trace context; compared by pointer, then by equality
+    cdef object backend        # owned: the default backend's client
+    cdef readonly bint plain   # no trace in progress, one process
+    cdef object device_put_records    # owned by it: what `_device_put` recorded, or None
+
+# The current context, or None where the reference must decide: a trace in progress, no backend yet,
+# more than one process, or listeners on JAX's internal events. `reason` receives a `_stats.Reason`.
+# Needs the GIL; returns an owned reference; raises only what JAX's state raises.
+cdef Context current_context(int* reason)
+
+# May transfers from the host (`host`) or between devices go unguarded on this thread?
+cdef bint transfers_unguarded(bint host, bint device) except -1

@@ -1,0 +1,164 @@
+"""The configuration a call runs under, recognised by comparing pointers."""
+
+from cpython.object cimport PyObject
+from libc.string cimport memcmp
+
+from jaxmarshal._stats cimport CONTEXT, HIT, LISTENER, TRACE
+
+from jaxmarshal import _reference
+
+cdef extern from "jaxmarshal/config_state.h":
+    ctypedef int (*traverseproc)(PyObject*, void*, void*) noexcept
+    bint jm_state_is_everywhere(traverseproc traverse, object state, object expected) noexcept
+    ctypedef struct PyTypeObject:
+        traverseproc tp_traverse
+
+cdef extern from *:
+    """
+    static inline PyObject **jm_tuple_items(PyObject *tuple) {
+        return ((PyTupleObject *)tuple)->ob_item;
+    }
+    """
+    PyObject** jm_tuple_items(object items) noexcept
+    PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
+    object PyObject_CallNoArgs(object callable)
+
+cdef enum:
+    KEPT = 16    # contexts remembered; a program that uses more records again
+
+# JAX's objects, bound at import.
+cdef object _trace_context = _reference.trace_context
+cdef object _current_trace = _reference.current_trace
+cdef object _eval_trace = _reference.eval_trace
+cdef object _host_guard = _reference.host_to_device_guard
+cdef object _device_guard = _reference.device_to_device_guard
+cdef dict _bridge = vars(_reference.xla_bridge) if _reference.HAVE_CONTEXT else {}
+cdef dict _util = vars(_reference.util) if _reference.HAVE_CONTEXT else {}
+
+# How the class of JAX's states reports the values it holds, or NULL where it does not.
+cdef traverseproc _traverse = NULL
+if _reference.ConfigState is not None:
+    _traverse = (<PyTypeObject*>_reference.ConfigState).tp_traverse
+
+cdef Context _last = None    # the context of the previous call
+cdef list _contexts = []     # the most recently used first
+
+
+cdef class Context:
+    """One configuration, and what was recorded under it."""
+
+    def __cinit__(self, tuple words, backend, bint plain):
+        self.words = words
+        self.backend = backend
+        self.plain = plain
+
+
+cdef inline bint _same_words(Context context, tuple words):
+    return (
+        len(context.words) == len(words)
+        and memcmp(
+            jm_tuple_items(context.words), jm_tuple_items(words), len(words) * sizeof(void*)
+        ) == 0
+    )
+
+
+cdef Context _find(tuple words, backend):
+    """The remembered context that equals `words`, or a new one."""
+    global _last
+    for context in _contexts:
+        if _same_words(<Context>context, words):
+            found = <Context>context
+            break
+    else:
+        for context in _contexts:
+            if _equal((<Context>context).words, words):
+                found = <Context>context
+                found.words = words    # adopt the new pointers
+                break
+        else:
+            plain = _reference.trace_state_clean() and _reference.process_count() == 1
+            found = Context(words, backend, plain)
+    if found in _contexts:
+        _contexts.remove(found)
+    _contexts.insert(0, found)
+    del _contexts[KEPT:]
+    _last = found
+    return found
+
+
+cdef bint _equal(tuple a, tuple b) except -1:
+    """Equality of two trace contexts; states that cannot be compared differ."""
+    try:
+        return a == b
+    except Exception:
+        return False
+
+
+cdef inline bint _state_is(object state, object expected) except -1:
+    """Is the value of a configuration state on this thread the object `expected`?"""
+    if _traverse != NULL and jm_state_is_everywhere(_traverse, state, expected):
+        return True
+    return state.value is expected
+
+
+cdef Context current_context(int* reason):
+    cdef PyObject* backend
+    cdef PyObject* listener
+    cdef tuple words
+    cdef Context context = _last
+    if not _state_is(_current_trace, _eval_trace):
+        reason[0] = TRACE
+        return None
+    backend = PyDict_GetItemWithError(_bridge, "_default_backend")
+    if backend == NULL or backend == <PyObject*>None:
+        reason[0] = CONTEXT
+        return None
+    listener = PyDict_GetItemWithError(_util, "test_event_listener")
+    if listener == NULL or listener != <PyObject*>None:
+        reason[0] = LISTENER
+        return None
+    words = <tuple>PyObject_CallNoArgs(_trace_context)
+    if context is None or <PyObject*>context.backend != backend:
+        if context is not None:
+            forget()
+        context = _find(words, <object>backend)
+    elif not _same_words(context, words):
+        context = _find(words, <object>backend)
+    if not context.plain:
+        reason[0] = CONTEXT
+        return None
+    reason[0] = HIT
+    return context
+
+
+cdef bint transfers_unguarded(bint host, bint device) except -1:
+    if host and not _state_is(_host_guard, None) and _host_guard.value != "allow":
+        return False
+    if device and not _state_is(_device_guard, None) and _device_guard.value != "allow":
+        return False
+    return True
+
+
+def forget() -> None:
+    """Drop every recorded context and all that was recorded under it."""
+    global _last
+    _last = None
+    _contexts.clear()
+
+
+class _Cache:
+    """Lets `jax.clear_caches()` and `clear_backends()` drop what was recorded here too."""
+
+    def cache_clear(self) -> None:
+        forget()
+
+    def cache_info(self) -> str:
+        return f"contexts={len(_contexts)}"
+
+    def cache_keys(self) -> list:
+        return [(<Context>context).words for context in _contexts]
+
+
+_cache = _Cache()    # JAX holds it weakly
+if _reference.HAVE_CONTEXT:
+    _reference.register_cache(_cache, "jaxmarshal")

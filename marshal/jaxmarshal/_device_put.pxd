@@ -1,0 +1,45 @@
+"""Records and actions of `device_put`, the first entry point on the argument table.
+
+What is recorded hangs below a `Context`: TargetPlan per target, LeafPlan per kind, dtype and shape
+of a host argument. All of it comes from arrays the reference returned. Records own avals,
+shardings, dtypes and devices, and never an argument.
+"""
+
+from cpython.object cimport PyObject
+
+cdef enum:
+    LEAF_TABLE = 256    # a power of two
+    LEAF_PROBES = 4
+    RECENT_TARGETS = 4
+    KIND_COUNT = 32     # at least JM_KIND_COUNT
+
+# What the reference makes of a host argument with this kind, dtype and shape.
+cdef class LeafPlan:
+    cdef int kind
+    cdef object dtype          # owned: the argument's own dtype; compared by pointer
+    cdef Py_ssize_t ndim
+    cdef Py_ssize_t* dims      # owned heap block of `ndim` lengths, NULL for 0-d
+    cdef object aval           # of the result
+    cdef bint narrows          # the result's dtype is not the argument's
+    cdef int typenum           # numpy's number of the result's dtype
+    cdef tuple indices         # of each shard in the argument, or None when every shard is all
+
+# Where arguments go for one target.
+cdef class TargetPlan:
+    cdef object target         # None, a Device or a Sharding
+    cdef object sharding       # of the results; where `target` is a sharding the caller's is used
+    cdef bint is_sharding
+    cdef object committed      # of the results, a bool
+    cdef list devices          # addressable ones, in the order of the shards
+    cdef bint single           # there is one device
+    cdef bint replicated       # every shard is the whole argument
+    cdef dict moves            # (source sharding, aval) -> aval of the moved array
+    cdef PyObject* leaves[LEAF_TABLE]    # owned LeafPlans of arrays and numpy scalars, or NULL
+    cdef PyObject* scalars[KIND_COUNT]   # owned LeafPlans of Python scalars, by kind
+
+# All targets under one context.
+cdef class Records:
+    cdef TargetPlan default    # for target None
+    cdef dict targets          # target -> TargetPlan, by equality
+    cdef list recent           # TargetPlans whose target was seen last, compared by pointer
+    cdef int next_recent

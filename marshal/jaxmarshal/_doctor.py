@@ -1,0 +1,96 @@
+"""What is active here: the facts behind `python -m jaxmarshal doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+from jaxmarshal import _counters, _install, _layout, _reference
+from jaxmarshal._version import __version__
+
+
+def examine() -> dict[str, Any]:
+    """Versions, calibration and entry points, as plain data.
+
+    Initialises JAX's default backend and makes one small array, so that the object layout is
+    calibrated as it would be in a program.
+    """
+    import jax
+
+    facts: dict[str, Any] = {
+        "versions": {
+            "jaxmarshal": __version__,
+            "jax": _reference.JAX_VERSION,
+            "jaxlib": _reference.JAXLIB_VERSION,
+            "numpy": _reference.NUMPY_VERSION,
+            "python": platform.python_version(),
+        },
+        "build": "debug" if _counters.debug_build() else "release",
+        "environment": {
+            name: os.environ[name]
+            for name in ("JAXMARSHAL", "JAXMARSHAL_OBJECT_LAYOUT")
+            if name in os.environ
+        },
+        "not_supported": _reference.why_not_supported(),
+        "missing_names": dict(_reference.missing),
+        "entry_points": {
+            entry.name: {
+                "active": entry.active,
+                "installed": entry.name in _install.installed_names(),
+            }
+            for entry in _install.ENTRY_POINTS
+        },
+    }
+    try:
+        array = _reference.device_put(0.0)
+        facts["backend"] = jax.default_backend()
+        facts["devices"] = len(jax.local_devices())
+        if _reference.HAVE_LAYOUT_PROBE:
+            _layout.read(array)
+    except Exception as error:  # a doctor reports an illness, it does not catch it
+        facts["backend_error"] = str(error)
+    facts["object_layout"] = _layout.describe()
+    return facts
+
+
+def _where(offset: Any) -> str:
+    if offset is None or offset == []:
+        return "public attribute"
+    if isinstance(offset, list):
+        return "words " + ", ".join(map(str, offset)) + " of the runtime buffer"
+    return f"byte {offset}"
+
+
+def _entry_line(name: str, state: dict[str, bool], facts: dict[str, Any]) -> str:
+    if state["active"]:
+        status = "active, installed" if state["installed"] else "active, not installed"
+    else:
+        reason = facts["not_supported"] or "a private name is missing, see above"
+        status = f"inactive: {reason}"
+    return f"  {name:<24} {status}"
+
+
+def report(facts: dict[str, Any]) -> str:
+    """The facts as text for a terminal."""
+    lines = ["versions"]
+    lines += [f"  {name:<24} {version}" for name, version in facts["versions"].items()]
+    lines += [f"  {'build':<24} {facts['build']}"]
+    if "backend_error" in facts:
+        lines += [f"  {'backend':<24} failed: {facts['backend_error']}"]
+    else:
+        lines += [f"  {'backend':<24} {facts['backend']}, {facts['devices']} local device(s)"]
+    lines += [f"  {name:<24} {value}" for name, value in facts["environment"].items()]
+    if facts["not_supported"]:
+        lines += ["not supported", f"  {facts['not_supported']}"]
+    if facts["missing_names"]:
+        lines += ["missing names"]
+        lines += [f"  {name}: {why}" for name, why in facts["missing_names"].items()]
+    layout = facts["object_layout"]
+    lines += ["object layout"]
+    for word in ("aval", "dtype", "sharding", "committed", "buffer", "data_layout"):
+        lines += [f"  {word:<24} {_where(layout[word])}"]
+    lines += [f"  note: {note}" for note in layout["notes"]]
+    lines += ["entry points"]
+    lines += [_entry_line(name, state, facts) for name, state in facts["entry_points"].items()]
+    return "\n".join(lines)

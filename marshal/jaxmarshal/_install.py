@@ -1,0 +1,155 @@
+"""Patching JAX in place, exactly reversible.
+
+An entry point is a reference object and what stands in for it. Installing replaces the reference
+wherever a module of JAX holds it; uninstalling puts every original back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from jaxmarshal import _device_put, _reference, api
+
+logger = logging.getLogger("jaxmarshal")
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """One patched function.
+
+    Attributes:
+      name: its name in `install(only=…)` and in `stats()`.
+      original: the reference's object.
+      accelerated: what stands in for it.
+      active: false where the installed JAX lacks something it needs.
+    """
+
+    name: str
+    original: Any
+    accelerated: Any
+    active: bool
+
+
+ENTRY_POINTS: tuple[EntryPoint, ...] = (
+    EntryPoint(
+        "device_put",
+        _reference.device_put,
+        api.device_put,
+        _reference.HAVE_DEVICE_PUT and api.device_put is not _reference.device_put,
+    ),
+    EntryPoint(
+        "batched_device_put_impl",
+        _reference.batched_device_put_impl,
+        _device_put.batched_device_put_impl,
+        _reference.HAVE_DEVICE_PUT and _reference.batched_device_put_impl is not None,
+    ),
+)
+
+_lock = threading.RLock()
+_installed: set[str] = set()
+
+
+def _switched_off() -> bool:
+    return os.environ.get("JAXMARSHAL", "").lower() in ("off", "0", "false")
+
+
+def _jax_modules() -> Iterator[ModuleType]:
+    """The modules of JAX that are loaded now."""
+    for name, module in list(sys.modules.items()):
+        if (name == "jax" or name.startswith("jax.")) and isinstance(module, ModuleType):
+            yield module
+
+
+def _replace(old: Any, new: Any) -> None:
+    """Let every attribute of a JAX module that is `old` be `new`."""
+    for module in _jax_modules():
+        namespace = vars(module)
+        for name in [name for name, value in list(namespace.items()) if value is old]:
+            namespace[name] = new
+
+
+def _replace_impl(old: Any, new: Any) -> None:
+    """The same for the implementation that the device_put primitive holds."""
+    primitive = _reference.device_put_primitive
+    if primitive is not None and vars(primitive).get("impl") is old:
+        primitive.impl = new
+
+
+def _selected(only: str | Iterable[str] | None) -> list[EntryPoint]:
+    if only is None:
+        return list(ENTRY_POINTS)
+    names = [only] if isinstance(only, str) else list(only)
+    known = {entry.name: entry for entry in ENTRY_POINTS}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(
+            f"unknown entry points {unknown}; jaxmarshal has {sorted(known)}"
+        )
+    return [known[name] for name in names]
+
+
+def install(only: str | Iterable[str] | None = None) -> None:
+    """Accelerate JAX in this process.
+
+    Args:
+      only: names of entry points, or None for all of them.
+
+    Entry points that the installed JAX does not support stay the reference's (see
+    `python -m jaxmarshal doctor`). Installing twice is the same as once. With `JAXMARSHAL=off`
+    in the environment nothing is installed and one line is logged.
+
+    Raises:
+      ValueError: for an unknown name; nothing is changed then.
+    """
+    entries = _selected(only)
+    if _switched_off():
+        logger.warning("JAXMARSHAL=off: jaxmarshal is not installed")
+        return
+    with _lock:
+        for entry in entries:
+            if entry.active and entry.name not in _installed:
+                _replace(entry.original, entry.accelerated)
+                _replace_impl(entry.original, entry.accelerated)
+                _installed.add(entry.name)
+
+
+def uninstall() -> None:
+    """Put every original object back. Without a previous `install()` this does nothing."""
+    with _lock:
+        for entry in ENTRY_POINTS:
+            if entry.name in _installed:
+                _replace(entry.accelerated, entry.original)
+                _replace_impl(entry.accelerated, entry.original)
+                _installed.discard(entry.name)
+
+
+def installed_names() -> frozenset[str]:
+    """The names of the entry points that are installed now."""
+    with _lock:
+        return frozenset(_installed)
+
+
+@contextmanager
+def installed(only: str | Iterable[str] | None = None) -> Iterator[None]:
+    """A context in which jaxmarshal is installed.
+
+    On leaving, the entry points that were installed before stay so and the others are restored.
+    """
+    with _lock:
+        before = installed_names()
+    install(only)
+    try:
+        yield
+    finally:
+        with _lock:
+            uninstall()
+            if before:
+                install(before)

@@ -1,0 +1,148 @@
+"""The gateway to JAX's private names: the only module that knows what they are called.
+
+Everything else asks this module for an object or for a capability flag (`HAVE_…`). A name that
+the installed JAX does not have is recorded in `missing`, the capability that needs it turns
+false, and the entry points that need that capability stay the reference's. Nothing here
+initialises a backend, reads a configuration value or creates an array.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+
+LOWER_BOUND = (0, 10, 2)
+UPPER_BOUND = (0, 13)
+
+
+def _version_tuple(text: str) -> tuple[int, ...]:
+    """The leading numeric components of a version string."""
+    parts = []
+    for part in text.split("."):
+        digits = ""
+        for char in part:
+            if not char.isdigit():
+                break
+            digits += char
+        if not digits:
+            break
+        parts.append(int(digits))
+        if digits != part:
+            break
+    return tuple(parts)
+
+
+JAX_VERSION: str = jax.__version__
+JAXLIB_VERSION: str = jaxlib.version.__version__
+NUMPY_VERSION: str = np.__version__
+
+#: Is the installed JAX one whose semantics this release was checked against?
+SUPPORTED: bool = LOWER_BOUND <= _version_tuple(JAX_VERSION) < UPPER_BOUND
+
+#: "module.name" -> why it could not be had.
+missing: dict[str, str] = {}
+
+
+def _lookup(module: str, name: str) -> Any:
+    """`module.name`, or None with an entry in `missing`. Dots in `name` are followed."""
+    try:
+        obj = importlib.import_module(module)
+        for part in name.split("."):
+            obj = getattr(obj, part)
+    except (ImportError, AttributeError) as error:
+        missing[f"{module}.{name}"] = str(error)
+        return None
+    return obj
+
+
+def _have(*objects: Any) -> bool:
+    return SUPPORTED and all(obj is not None for obj in objects)
+
+
+# --- Types -------------------------------------------------------------------------------------
+ArrayImpl = _lookup("jax._src.array", "ArrayImpl")
+Tracer = _lookup("jax._src.core", "Tracer")
+Ref = _lookup("jax._src.core", "Ref")
+Token = _lookup("jax._src.core", "Token")
+PRNGKeyArray = _lookup("jax._src.random", "prng.PRNGKeyArray")
+TypedNdArray = _lookup("jax._src.literals", "TypedNdArray")
+typed_scalar_types = _lookup("jax._src.literals", "typed_scalar_types") or frozenset()
+numpy_scalar_types = _lookup("jax._src.abstract_arrays", "numpy_scalar_types") or frozenset()
+Device = _lookup("jaxlib._jax", "Device")
+SingleDeviceSharding = _lookup("jax._src.sharding_impls", "SingleDeviceSharding")
+NamedSharding = _lookup("jax._src.sharding_impls", "NamedSharding")
+ShapedArray = _lookup("jax._src.core", "ShapedArray")
+
+# --- State that decides what a call does ---------------------------------------------------------
+trace_context = _lookup("jax._src.config", "trace_context")
+trace_context_names = _lookup("jax._src.config", "trace_context_names")
+trace_state_clean = _lookup("jax._src.core", "trace_state_clean")
+ConfigState = _lookup("jaxlib._jax", "config.Config")
+current_trace = _lookup("jax._src.core", "trace_state_strong_ref")
+eval_trace = _lookup("jax._src.core", "eval_trace")
+host_to_device_guard = _lookup("jax._src.config", "transfer_guard_host_to_device")
+device_to_device_guard = _lookup("jax._src.config", "transfer_guard_device_to_device")
+guard_thread_state = _lookup("jaxlib._jax.guard_lib", "thread_local_state")
+TransferGuardLevel = _lookup("jaxlib._jax.guard_lib", "TransferGuardLevel")
+xla_bridge = _lookup("jax._src", "xla_bridge")
+process_count = _lookup("jax._src.xla_bridge", "process_count")
+backends_are_initialized = _lookup("jax._src.xla_bridge", "backends_are_initialized")
+util = _lookup("jax._src", "util")
+register_cache = _lookup("jax._src.util", "register_cache")
+
+# --- Operations ----------------------------------------------------------------------------------
+batched_device_put = _lookup("jaxlib._jax", "batched_device_put")
+REUSE_INPUT = _lookup("jaxlib._jax", "ArrayCopySemantics.REUSE_INPUT")
+shard_args = _lookup("jax._src.interpreters.pxla", "shard_args")
+result_handler = _lookup("jax._src.interpreters.pxla", "global_aval_to_result_handler")
+tree_leaves = jax.tree_util.tree_leaves
+canonicalize_value = _lookup("jax._src.dtypes", "canonicalize_value")
+dlpack_to_array = _lookup("jaxlib._jax", "dlpack_managed_tensor_to_buffer")
+pytree_registry = _lookup("jax._src.tree_util", "default_registry")
+pytree_node_types = _lookup("jax._src.tree_util", "_registry")
+
+# --- Modules and the objects that `install` replaces -----------------------------------------------
+dispatch = _lookup("jax._src", "dispatch")
+device_put: Callable[..., Any] = jax.device_put
+batched_device_put_impl = _lookup("jax._src.dispatch", "batched_device_put_impl")
+device_put_primitive = _lookup("jax._src.dispatch", "device_put_p")
+
+# --- Capabilities --------------------------------------------------------------------------------
+HAVE_CONTEXT: bool = _have(
+    trace_context, trace_state_clean, current_trace, eval_trace, xla_bridge, process_count,
+    util, register_cache,
+)
+HAVE_GUARDS: bool = _have(host_to_device_guard, device_to_device_guard)
+HAVE_PYTREE: bool = _have(pytree_registry, pytree_node_types)
+HAVE_DEVICE_PUT: bool = (
+    HAVE_CONTEXT
+    and HAVE_GUARDS
+    and HAVE_PYTREE
+    and _have(
+        ArrayImpl, Device, SingleDeviceSharding, NamedSharding, batched_device_put,
+        shard_args, result_handler, REUSE_INPUT, canonicalize_value,
+    )
+)
+HAVE_LAYOUT_PROBE: bool = _have(
+    ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put, guard_thread_state,
+    TransferGuardLevel, xla_bridge,
+)
+
+
+def numpy_scalars() -> frozenset[type]:
+    """The numpy and ml_dtypes scalar types that the installed JAX accepts as arrays."""
+    return frozenset(numpy_scalar_types)
+
+
+def why_not_supported() -> str | None:
+    """One sentence on why nothing is accelerated here, or None."""
+    if SUPPORTED:
+        return None
+    low = ".".join(map(str, LOWER_BOUND))
+    high = ".".join(map(str, UPPER_BOUND))
+    return f"JAX {JAX_VERSION} is outside the supported range >={low},<{high}"

@@ -1,0 +1,39 @@
+"""Hit and miss counts per entry point. Counting is one increment; needs the GIL."""
+
+# Why a call went to the reference. Names, and what to do about each, are in `reasons.py`.
+cdef enum Reason:
+    HIT = 0
+    UNSUPPORTED      # the entry point is not active with this JAX
+    NOT_RECORDED     # nothing was recorded yet for such an argument
+    OPTIONS          # an option of the call that only the reference handles
+    TRACE            # a trace is in progress
+    CONTEXT          # no backend yet, several processes, or an unusual configuration
+    GUARD            # a transfer guard is set
+    LISTENER         # somebody listens to JAX's internal test events
+    TARGET           # a target that only the reference handles
+    TREE             # a tree that only the reference handles
+    UNKNOWN_TYPE     # an argument of a type that is not in the table
+    TRACER
+    REF
+    KEY_ARRAY
+    TOKEN
+    LITERAL
+    DELETED          # the array was deleted or donated
+    DTYPE            # a dtype that only the reference handles
+    VALUE            # a value whose conversion may warn or fail
+    REASON_COUNT
+
+cdef enum:
+    MAX_ENTRIES = 32
+
+ctypedef struct Entry:
+    long long hits
+    long long misses[REASON_COUNT]
+
+cdef Entry entries[MAX_ENTRIES]
+
+# The number of the entry point `name`, added when new. Raises when there are too many.
+cdef int entry_number(str name) except -1
+
+# The reason that stands for an argument kind which only the reference handles.
+cdef Reason reason_of_kind(int kind) noexcept

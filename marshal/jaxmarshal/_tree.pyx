@@ -1,0 +1,346 @@
+"""Flattening and rebuilding of pytrees without a treedef."""
+
+from cpython.dict cimport PyDict_Keys, PyDict_Next, PyDict_SetItem, PyDict_Size
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
+from libc.stdlib cimport malloc, realloc, free
+from libc.string cimport memcpy
+
+from jaxmarshal._argtable cimport jm_slot, jm_table, push_argument
+from jaxmarshal._classify cimport (
+    JM_ARRAY, JM_COMPLEX, JM_DICT, JM_LIST, JM_NONE, JM_OTHER, JM_TUPLE, classify,
+    kind_of_unknown
+)
+from jaxmarshal._counters cimport counters, jm_counters
+from jaxmarshal._stats cimport HIT, TREE, UNKNOWN_TYPE, reason_of_kind
+
+from jaxmarshal import _reference
+
+cdef extern from *:
+    """
+    #define JM_COUNT_HEAP(counters, by) JM_COUNT(counters, live_heap, by)
+    """
+    void JM_COUNT_HEAP(jm_counters* counters, int by) noexcept
+    PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
+    bint PyObject_HasAttrString(object obj, const char* name) noexcept
+    int PyList_Sort(object items) except -1
+    bint PyUnicode_CheckExact(object obj) noexcept
+    bint PyLong_CheckExact(object obj) noexcept
+    int PyUnicode_Compare(object a, object b) except? -1
+    bint PyTuple_Check(object obj) noexcept
+    int Py_EnterRecursiveCall(const char* where) except -1
+    void Py_LeaveRecursiveCall() noexcept
+
+cdef object _flatten_with_registry = (
+    _reference.pytree_registry.flatten if _reference.HAVE_PYTREE else None
+)
+cdef dict _node_types = _reference.pytree_node_types if _reference.HAVE_PYTREE else {}
+
+
+cdef void init_structure(Structure* structure) noexcept:
+    structure.steps = structure.inline_steps
+    structure.count = 0
+    structure.capacity = INLINE_STEPS
+
+
+cdef void free_structure(Structure* structure) noexcept:
+    cdef Py_ssize_t i
+    for i in range(structure.count):
+        Py_XDECREF(structure.steps[i].data)
+    if structure.steps != structure.inline_steps:
+        free(structure.steps)
+        JM_COUNT_HEAP(&counters, -1)
+    structure.steps = structure.inline_steps
+    structure.count = 0
+
+
+cdef int _grow(Structure* structure) except -1:
+    cdef bint inlined = structure.steps == structure.inline_steps
+    cdef Py_ssize_t capacity = structure.capacity * 4
+    cdef Step* steps = <Step*>realloc(
+        NULL if inlined else structure.steps, capacity * sizeof(Step)
+    )
+    if steps == NULL:
+        raise MemoryError()
+    if inlined:
+        memcpy(steps, structure.inline_steps, structure.count * sizeof(Step))
+        JM_COUNT_HEAP(&counters, 1)
+    structure.steps = steps
+    structure.capacity = capacity
+    return 0
+
+
+cdef inline int _add(Structure* structure, Op op, Py_ssize_t n, PyObject* data) except -1:
+    """Append a step; takes a reference of its own to `data`."""
+    cdef Step* step
+    if structure.count == structure.capacity:
+        _grow(structure)
+    step = &structure.steps[structure.count]
+    step.op = op
+    step.n = n
+    step.data = data
+    if data != NULL:
+        Py_INCREF(<object>data)
+    structure.count += 1
+    return 0
+
+
+cdef inline int _add_leaf(Structure* structure) except -1:
+    cdef Step* last
+    if structure.count:
+        last = &structure.steps[structure.count - 1]
+        if last.op == LEAVES:
+            last.n += 1
+            return 0
+    return _add(structure, LEAVES, 1, NULL)
+
+
+cdef inline bint _is_prefix_leaf(PyObject* prefix) noexcept:
+    """Does this part of a prefix tree stand for everything below it? None does, as in JAX."""
+    cdef int kind
+    if prefix == NULL:
+        return True
+    kind = classify(prefix)
+    if kind == JM_NONE:
+        return True
+    return not (kind >= JM_LIST or PyTuple_Check(<object>prefix))
+
+
+cdef inline PyObject* _child(PyObject* prefix, bint broadcast, Py_ssize_t i, bint is_list) noexcept:
+    if broadcast:
+        return prefix
+    return <PyObject*>(
+        PyList_GET_ITEM(<object>prefix, i) if is_list else PyTuple_GET_ITEM(<object>prefix, i)
+    )
+
+
+cdef inline object _hold(PyObject* prefix):
+    """A reference of our own: flatten functions of custom nodes may change the prefix tree."""
+    return None if prefix == NULL else <object>prefix
+
+
+cdef list _sorted_keys(dict mapping):
+    """The keys in JAX's order, or None when they are not all str or all int."""
+    cdef PyObject* key
+    cdef PyObject* value
+    cdef Py_ssize_t position = 0, i
+    cdef bint text = False, number = False, sort = False
+    cdef list keys = PyDict_Keys(mapping)
+    for i in range(PyList_GET_SIZE(keys)):
+        item = <object>PyList_GET_ITEM(keys, i)
+        if PyUnicode_CheckExact(item):
+            text = True
+            if i and not number and not sort:
+                sort = PyUnicode_Compare(<object>PyList_GET_ITEM(keys, i - 1), item) > 0
+        elif PyLong_CheckExact(item):
+            number = sort = True
+        else:
+            return None
+        if text and number:
+            return None
+    if sort:
+        PyList_Sort(keys)
+    return keys
+
+
+cdef int _flatten_list(list items, PyObject* prefix, Structure* structure, jm_table* table) except -1:
+    cdef Py_ssize_t i, n = PyList_GET_SIZE(items)
+    cdef bint broadcast = _is_prefix_leaf(prefix)
+    cdef int reason
+    cdef object held = _hold(prefix)
+    if not broadcast and (
+        classify(prefix) != JM_LIST or PyList_GET_SIZE(<object>prefix) != n
+    ):
+        return TREE
+    _add(structure, LIST_NODE, n, NULL)
+    for i in range(n):
+        # A custom node's flatten function may have changed either list.
+        if PyList_GET_SIZE(items) != n or not (broadcast or PyList_GET_SIZE(held) == n):
+            return TREE
+        reason = flatten(
+            <object>PyList_GET_ITEM(items, i), _child(prefix, broadcast, i, True), structure, table
+        )
+        if reason:
+            return reason
+    return 0
+
+
+cdef int _flatten_tuple(
+    object items, PyObject* prefix, Structure* structure, jm_table* table, Op op, PyObject* data
+) except -1:
+    cdef Py_ssize_t i, n = PyTuple_GET_SIZE(items)
+    cdef bint broadcast = _is_prefix_leaf(prefix)
+    cdef int reason
+    cdef object held = _hold(prefix)    # noqa: F841
+    if not broadcast and (
+        type(<object>prefix) is not type(items) or PyTuple_GET_SIZE(<object>prefix) != n
+    ):
+        return TREE
+    _add(structure, op, n, data)
+    for i in range(n):
+        reason = flatten(
+            <object>PyTuple_GET_ITEM(items, i), _child(prefix, broadcast, i, False), structure,
+            table
+        )
+        if reason:
+            return reason
+    return 0
+
+
+cdef int _flatten_dict(
+    dict mapping, PyObject* prefix, Structure* structure, jm_table* table
+) except -1:
+    cdef Py_ssize_t i
+    cdef PyObject* value
+    cdef PyObject* part = prefix
+    cdef bint broadcast = _is_prefix_leaf(prefix)
+    cdef int reason
+    cdef object held = _hold(prefix)    # noqa: F841
+    cdef list keys = _sorted_keys(mapping)
+    if keys is None:
+        if not broadcast:
+            return TREE
+        return _flatten_custom(mapping, prefix, structure, table)
+    if not broadcast and (
+        classify(prefix) != JM_DICT or PyDict_Size(<object>prefix) != PyList_GET_SIZE(keys)
+    ):
+        return TREE
+    _add(structure, DICT_NODE, PyList_GET_SIZE(keys), <PyObject*>keys)
+    for i in range(PyList_GET_SIZE(keys)):
+        key = <object>PyList_GET_ITEM(keys, i)
+        value = PyDict_GetItemWithError(mapping, key)
+        if not broadcast:
+            part = PyDict_GetItemWithError(<object>prefix, key)
+        if value == NULL or (part == NULL and not broadcast):
+            return TREE
+        reason = flatten(<object>value, part, structure, table)
+        if reason:
+            return reason
+    return 0
+
+
+cdef int _flatten_custom(
+    object obj, PyObject* prefix, Structure* structure, jm_table* table
+) except -1:
+    """A subtree through JAX's registry; an object that is no node there is no argument either."""
+    cdef int kind
+    cdef list leaves
+    cdef object held = _hold(prefix)    # noqa: F841
+    if not _is_prefix_leaf(prefix):
+        return TREE
+    leaves, treedef = _flatten_with_registry(obj)
+    if len(leaves) == 1 and leaves[0] is obj:
+        return UNKNOWN_TYPE
+    _add(structure, CUSTOM_NODE, PyList_GET_SIZE(leaves), <PyObject*>treedef)
+    for leaf in leaves:
+        kind = classify(<PyObject*>leaf)
+        if kind == JM_OTHER:
+            kind = kind_of_unknown(leaf)
+        if kind < JM_ARRAY or kind > JM_COMPLEX:
+            return reason_of_kind(kind)
+        push_argument(table, leaf, kind, prefix)
+    return 0
+
+
+cdef int _flatten_node(
+    object obj, int kind, PyObject* prefix, Structure* structure, jm_table* table
+) except -1:
+    if kind == JM_LIST:
+        return _flatten_list(obj, prefix, structure, table)
+    if kind == JM_TUPLE:
+        return _flatten_tuple(obj, prefix, structure, table, TUPLE_NODE, NULL)
+    if kind == JM_DICT:
+        return _flatten_dict(obj, prefix, structure, table)
+    if (
+        PyTuple_Check(obj)
+        and PyObject_HasAttrString(obj, "_fields")
+        and PyDict_GetItemWithError(_node_types, type(obj)) == NULL
+    ):
+        cls = type(obj)
+        return _flatten_tuple(obj, prefix, structure, table, NAMED_NODE, <PyObject*>cls)
+    return _flatten_custom(obj, prefix, structure, table)
+
+
+cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* table) except -1:
+    cdef int reason, kind = classify(<PyObject*>obj)
+    if kind == JM_OTHER:
+        kind = kind_of_unknown(obj)
+    if JM_ARRAY <= kind <= JM_COMPLEX:
+        if not _is_prefix_leaf(prefix):
+            return TREE
+        push_argument(table, obj, kind, prefix)
+        return _add_leaf(structure)
+    if kind == JM_NONE:
+        # A prefix below None has to be None or a leaf; the reference knows the error.
+        if not _is_prefix_leaf(prefix):
+            return TREE
+        return _add(structure, NONE_NODE, 0, NULL)
+    if kind != JM_OTHER and kind < JM_NONE:
+        return reason_of_kind(kind)
+    Py_EnterRecursiveCall(" while flattening a pytree")
+    try:
+        reason = _flatten_node(obj, kind, prefix, structure, table)
+    finally:
+        Py_LeaveRecursiveCall()
+    return reason
+
+
+ctypedef struct Cursor:
+    Structure* structure
+    jm_slot* slot
+    Py_ssize_t step
+    Py_ssize_t leaves    # leaves still to take from the current LEAVES step
+
+
+cdef inline object _take(Cursor* cursor):
+    cdef object leaf = <object>cursor.slot.ready
+    cursor.slot += 1
+    return leaf
+
+
+cdef object _build(Cursor* cursor):
+    cdef Step* step
+    cdef Py_ssize_t i
+    if cursor.leaves:
+        cursor.leaves -= 1
+        return _take(cursor)
+    step = &cursor.structure.steps[cursor.step]
+    cursor.step += 1
+    if step.op == LEAVES:
+        cursor.leaves = step.n - 1
+        return _take(cursor)
+    if step.op == NONE_NODE:
+        return None
+    if step.op == LIST_NODE:
+        node = PyList_New(step.n)
+        for i in range(step.n):
+            child = _build(cursor)
+            Py_INCREF(child)
+            PyList_SET_ITEM(node, i, child)
+        return node
+    if step.op == DICT_NODE:
+        node = {}
+        for i in range(step.n):
+            PyDict_SetItem(node, (<list>step.data)[i], _build(cursor))
+        return node
+    if step.op == CUSTOM_NODE:
+        return (<object>step.data).unflatten([_take(cursor) for i in range(step.n)])
+    node = PyTuple_New(step.n)
+    for i in range(step.n):
+        child = _build(cursor)
+        Py_INCREF(child)
+        PyTuple_SET_ITEM(node, i, child)
+    if step.op == NAMED_NODE:
+        return (<object>step.data)(*node)
+    return node
+
+
+cdef object rebuild(Structure* structure, jm_table* table):
+    cdef Cursor cursor
+    cursor.structure = structure
+    cursor.slot = table.slots
+    cursor.step = 0
+    cursor.leaves = 0
+    return _build(&cursor)

@@ -1,0 +1,73 @@
+"""The accelerated functions, and the counts of what they did.
+
+Each function has the signature, the defaults and the documentation of the installed JAX's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxmarshal import _context, _device_put, _reference, _stats
+
+__all__ = ["clear", "device_put", "get_include", "reset_stats", "stats"]
+
+
+def _dress(function: Any, reference: Callable[..., Any], name: str, module: str) -> Any:
+    """Give an accelerated function the reference's signature and documentation."""
+    function.__name__ = name
+    function.__qualname__ = name
+    function.__module__ = module
+    function.__doc__ = reference.__doc__
+    function.__signature__ = inspect.signature(reference)
+    return function
+
+
+def _accepts(function: Any, reference: Callable[..., Any]) -> bool:
+    """Are the parameters of the compiled function those of the installed JAX's function?"""
+    ours, theirs = (
+        [(p.name, p.kind, p.default) for p in inspect.signature(f).parameters.values()]
+        for f in (function, reference)
+    )
+    return ours == theirs
+
+
+if _accepts(_device_put.device_put, _reference.device_put):
+    device_put = _dress(
+        _device_put.device_put, _reference.device_put, "device_put", "jaxmarshal"
+    )
+else:  # a later JAX with another signature
+    device_put = _reference.device_put
+    _reference.missing["jax.device_put"] = "it has parameters that jaxmarshal does not know"
+
+
+def stats() -> dict[str, dict[str, Any]]:
+    """Counts of calls since the start or the last `reset_stats()`.
+
+    Returns:
+      A dict from the name of each entry point to a dict with `hits` (calls that took the fast
+      path), `misses` (calls that went to the reference) and `misses_by_reason` (a dict from
+      reason to count; `jaxmarshal.reasons.REASONS` says what each means). Units are calls.
+    """
+    return _stats.snapshot()
+
+
+def reset_stats() -> None:
+    """Set all counts of `stats()` to zero. Nothing that was recorded is dropped."""
+    _stats.reset()
+
+
+def clear() -> None:
+    """Drop everything recorded; `jax.clear_caches()` does so too."""
+    _context.forget()
+
+
+def get_include() -> str:
+    """The directory that holds `jaxmarshal/*.h`, for `include_dirs` of an extension."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "include", package.parents[1] / "include"):
+        if (folder / "jaxmarshal" / "argtable.h").is_file():
+            return str(folder)
+    raise FileNotFoundError("the C headers of jaxmarshal were not installed")

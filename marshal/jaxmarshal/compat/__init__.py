@@ -1,0 +1,1 @@
+"""Dispatch interfaces of earlier JAX releases, running on today's jaxlib."""

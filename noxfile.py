@@ -1,0 +1,160 @@
+"""The test suite on every supported pair of Python and JAX, each in an environment of its own.
+
+    nox -s matrix                every pair
+    nox -s "matrix(jax-0.11.2)"  one of them
+    nox -s matrix -- -x -k put   further arguments for pytest
+
+Environment:
+    JAXMARSHAL_TEST_PROFILE     quick (default) or ci, which runs the property tests for longer.
+    JAXMARSHAL_TEST_PROFILE_ON  where that profile holds: first (default), the first pair whose
+                                interpreter is found; all; or a Python version, such as 3.12.
+
+An interpreter is looked for on PATH, then among those that pyenv manages. A pair without one is
+skipped, which the output says, and the summary at its end says again.
+"""
+
+import atexit
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import nox
+
+MATRIX = {"0.10.2": "3.11", "0.11.2": "3.12", "0.12.0.1": "3.13"}  # JAX: Python
+
+ROOT = Path(__file__).parent.resolve()
+SUMMARY = ROOT / ".nox" / "matrix-summary.txt"
+
+# What the environment that is tested must look like; argv holds the JAX asked for and our sources.
+CHECK = """
+import importlib.metadata, pathlib, sys
+import jaxmarshal
+wanted, sources = sys.argv[1:]
+found = importlib.metadata.version("jax")
+if found != wanted:
+    sys.exit(f"JAX {wanted} was asked for, {found} is installed")
+package = pathlib.Path(jaxmarshal.__file__).resolve()
+if package.is_relative_to(sources):
+    sys.exit(f"the source tree is tested, not what was installed: {package}")
+headers = pathlib.Path(jaxmarshal.get_include(), "jaxmarshal")
+if not list(headers.glob("*.h")):
+    sys.exit(f"no header in {headers}")
+print(f"Python {sys.version.split()[0]}, JAX {found}, {package.parent}")
+"""
+
+
+def output_of(*command):
+    """What the command prints, or nothing where it cannot be run or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def find_python(version):
+    """The path of an interpreter of this version (such as 3.12) that really runs, or None."""
+    candidates = [shutil.which(f"python{version}")]
+    # pyenv puts a launcher on PATH for every version it has, also for those not in use.
+    releases = [
+        release
+        for release in output_of("pyenv", "versions", "--bare").split()
+        if re.fullmatch(re.escape(version) + r"\.\d+", release)
+    ]
+    for release in sorted(releases, key=lambda text: int(text.rpartition(".")[2]), reverse=True):
+        candidates.append(f"{output_of('pyenv', 'prefix', release)}/bin/python{version}")
+    for candidate in filter(None, candidates):
+        # The launcher's own answer names the program behind it.
+        report = output_of(
+            candidate, "-c", "import sys; print(sys.executable, '%d.%d' % sys.version_info[:2])"
+        )
+        executable, _, found = report.rpartition(" ")
+        if found == version:
+            return executable
+    return None
+
+
+PYTHONS = {version: find_python(version) for version in MATRIX.values()}
+FIRST = next((version for version, path in PYTHONS.items() if path), None)
+
+nox.options.default_venv_backend = "virtualenv"
+
+outcomes = {}
+
+
+def record(python, jax, word, text):
+    """Notes how a pair fared, for the summary; `.nox/matrix-summary.txt` is for other programs."""
+    if not outcomes:
+        atexit.register(lambda: print("\nmatrix:", *outcomes.values(), sep="\n  ", flush=True))
+    outcomes[jax] = f"{word}: Python {python} {text}"
+    SUMMARY.parent.mkdir(exist_ok=True)
+    SUMMARY.write_text("\n".join(outcomes.values()) + "\n")
+
+
+def profile_for(python):
+    """The property-test profile for one pair, see the top of this file."""
+    where = os.environ.get("JAXMARSHAL_TEST_PROFILE_ON", "first")
+    if where not in ("first", "all", *PYTHONS):
+        raise ValueError(f"JAXMARSHAL_TEST_PROFILE_ON={where!r}: expected first, all or a Python")
+    if where == "all" or python == (FIRST if where == "first" else where):
+        return os.environ.get("JAXMARSHAL_TEST_PROFILE", "quick")
+    return "quick"
+
+
+@nox.session
+@nox.parametrize(
+    "python,jax",
+    [
+        nox.param(PYTHONS[version] or False, jax, id=f"jax-{jax}")
+        for jax, version in MATRIX.items()
+    ],
+)
+def matrix(session, jax):
+    """Build a wheel by way of a source archive, install it with one JAX, run the whole suite."""
+    python = MATRIX[jax]
+    if not PYTHONS[python]:
+        message = f"not found: JAX {jax} was NOT tested"
+        record(python, jax, "SKIPPED", message)
+        banner = f"SKIPPED: Python {python} {message}"
+        print("\n" + "!" * len(banner), banner, "!" * len(banner), sep="\n", flush=True)
+        if FIRST is None:
+            session.error("no supported interpreter at all was found")
+        session.skip(banner)
+
+    record(python, jax, "FAILED", f"with JAX {jax}")
+    work = Path(session.create_tmp()).resolve()
+    dist = work / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    session.install("build")
+    session.run(
+        "python", "-m", "build", "--outdir", str(dist), str(ROOT),
+        env={"JAXMARSHAL_WERROR": "1", "JAXMARSHAL_BUILD": "release"}, silent=True,
+    )  # fmt: skip
+    (wheel,) = dist.glob("*.whl")
+    session.install(f"{wheel}[test]", f"jax=={jax}")
+
+    session.chdir(work)
+    session.run("python", "-c", CHECK, jax, str(ROOT / "marshal"), log=False)
+    pytest = [
+        "python", "-m", "pytest", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"),
+        "-n", "auto", "--maxprocesses=2", *session.posargs, str(ROOT / "tests"),
+    ]  # fmt: skip
+    session.run(*pytest, env={"JAXMARSHAL_TEST_PROFILE": profile_for(python)})
+    session.run(
+        *pytest, env={"JAXMARSHAL_TEST_PROFILE": "quick", "JAXMARSHAL_OBJECT_LAYOUT": "off"}
+    )
+    record(python, jax, "TESTED", f"with JAX {jax}")
+
+
+@nox.session
+def lint(session):
+    """`make lint` in an environment of its own."""
+    session.run("make", "lint", f"VENV={session.virtualenv.location}", external=True)
+
+
+@nox.session
+def debug(session):
+    """`make debug` in an environment of its own."""
+    session.run("make", "debug", f"VENV_DEBUG={session.virtualenv.location}", external=True)

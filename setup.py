@@ -1,0 +1,130 @@
+"""Builds the C extensions of jaxmarshal; everything else is in pyproject.toml.
+
+Environment:
+    JAXMARSHAL_BUILD   release (default), debug (checks and live-object counters on) or asan
+                       (debug, plus the address and undefined-behaviour sanitizers).
+    JAXMARSHAL_WERROR  1: a compiler warning is an error.
+"""
+
+import multiprocessing
+import os
+import shutil
+from glob import glob
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+from setuptools.command.build import build
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+HEADERS = sorted(glob("include/jaxmarshal/*.h"))
+
+SANITIZE = "-fsanitize=address,undefined"
+FLAVOURS = {
+    # name: (compiler flags, linker flags)
+    "release": (["-O2", "-DNDEBUG", "-g0"], []),
+    "debug": (["-O1", "-g", "-UNDEBUG", "-DJAXMARSHAL_DEBUG=1"], []),
+    "asan": (
+        [SANITIZE, "-fno-omit-frame-pointer", "-O1", "-g", "-UNDEBUG", "-DJAXMARSHAL_DEBUG=1"],
+        [SANITIZE],
+    ),
+}
+
+FLAVOUR = os.environ.get("JAXMARSHAL_BUILD") or "release"
+if FLAVOUR not in FLAVOURS:
+    raise SystemExit(f"JAXMARSHAL_BUILD={FLAVOUR!r}: expected one of {', '.join(FLAVOURS)}")
+compile_args, link_args = FLAVOURS[FLAVOUR]
+
+WARNINGS = ["-Wall", "-Wextra"]
+if os.environ.get("JAXMARSHAL_WERROR", "0") not in ("", "0"):
+    WARNINGS.append("-Werror")
+
+
+def extensions():
+    """One extension per .pyx file of the package, cythonized below build/."""
+    modules = [
+        Extension(
+            f"jaxmarshal.{os.path.splitext(os.path.basename(source))[0]}",
+            [source],
+            include_dirs=["include", numpy.get_include()],
+            define_macros=[
+                ("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION"),
+                ("NPY_TARGET_VERSION", "NPY_2_0_API_VERSION"),
+            ],
+            extra_compile_args=WARNINGS + compile_args,
+            extra_link_args=link_args,
+            # Headers include each other; .pxd files are followed by cythonize itself.
+            depends=HEADERS,
+        )
+        for source in sorted(glob("marshal/jaxmarshal/*.pyx"))
+    ]
+    # cythonize's workers import this file again unless they are forked.
+    forks = multiprocessing.get_start_method() == "fork"
+    modules = cythonize(
+        modules,
+        build_dir="build/cython",
+        include_path=["marshal"],
+        nthreads=2 if forks else 0,
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": False,
+            "wraparound": False,
+            "embedsignature": False,
+            "binding": True,
+            "autotestdict": False,
+            "freethreading_compatible": False,
+        },
+    )
+    for module in modules:
+        # cythonize adds NumPy's headers by their place in this build environment.
+        module.depends = [path for path in module.depends if not os.path.isabs(path)]
+    return modules
+
+
+class Build(build):
+    """Keeps the outputs of the flavours apart: what one has compiled is no use to another."""
+
+    def initialize_options(self):
+        super().initialize_options()
+        self.build_base = os.path.join("build", FLAVOUR)
+
+
+class BuildPy(build_py):
+    """Starts from an empty folder, and adds the C headers to what is installed."""
+
+    def run(self):
+        if not self.editable_mode:
+            # Otherwise a module that was deleted or renamed lives on in the next wheel.
+            shutil.rmtree(os.path.join(self.build_lib, "jaxmarshal"), ignore_errors=True)
+        super().run()
+        if not self.editable_mode:
+            for source, target in self._headers().items():
+                self.mkpath(os.path.dirname(target))
+                self.copy_file(source, target)
+
+    def _headers(self):
+        return {path: os.path.join(self.build_lib, "jaxmarshal", path) for path in HEADERS}
+
+    def get_outputs(self, include_bytecode=True):
+        return super().get_outputs(include_bytecode) + list(self._headers().values())
+
+
+class BuildExt(build_ext):
+    """Compiles two modules at a time, and replaces in-place modules of another flavour."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        if self.parallel is None:
+            self.parallel = min(2, os.cpu_count() or 1)
+
+    def copy_extensions_to_source(self):
+        # Without force, a release build is not copied over a newer debug one.
+        self.force = True
+        super().copy_extensions_to_source()
+
+
+setup(
+    ext_modules=extensions(),
+    cmdclass={"build": Build, "build_py": BuildPy, "build_ext": BuildExt},
+)
