@@ -63,7 +63,8 @@ def extensions():
     forks = multiprocessing.get_start_method() == "fork"
     modules = cythonize(
         modules,
-        build_dir="build/cython",
+        # NumPy's declarations are compiled in, and differ from one NumPy to the next.
+        build_dir=os.path.join("build", "cython", f"numpy-{numpy.__version__}"),
         include_path=["marshal"],
         nthreads=2 if forks else 0,
         compiler_directives={

@@ -123,9 +123,7 @@ cdef inline object _hold(PyObject* prefix):
 
 cdef list _sorted_keys(dict mapping):
     """The keys in JAX's order, or None when they are not all str or all int."""
-    cdef PyObject* key
-    cdef PyObject* value
-    cdef Py_ssize_t position = 0, i
+    cdef Py_ssize_t i
     cdef bint text = False, number = False, sort = False
     cdef list keys = PyDict_Keys(mapping)
     for i in range(PyList_GET_SIZE(keys)):
