@@ -17,7 +17,7 @@ typedef struct {
     Py_ssize_t dtype;        /* PyObject *, the public `dtype` */
     Py_ssize_t sharding;     /* PyObject *, the public `sharding` */
     Py_ssize_t committed;    /* one byte, the public `committed` */
-    Py_ssize_t buffer;       /* the runtime buffer; NULL once deleted or donated */
+    Py_ssize_t buffer;       /* the runtime buffer; NULL once delete()d, but not when donated */
     uintptr_t vtable;        /* first word of a runtime buffer of the known class; 0 if unknown */
     int layout_count;        /* words in a runtime buffer that are all NULL exactly when ... */
     Py_ssize_t layout_words[JM_MAX_LAYOUT_WORDS]; /* ... the data layout is the default one */

@@ -271,7 +271,7 @@ cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan) except -1
         if (sharding, array_aval(array)) not in plan.moves:
             return NOT_RECORDED
         slot.action = MOVE
-        return HIT
+        return DELETED if array.is_deleted() else HIT
     if type(sharding) is not _single_type:
         return TARGET
     device = sharding._device
@@ -281,7 +281,8 @@ cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan) except -1
         slot.action = COPY
     else:
         return TARGET
-    return HIT
+    # Donation leaves the pointer of the buffer in place: only the runtime knows.
+    return DELETED if array.is_deleted() else HIT
 
 
 cdef int _resolve(Records records, jm_table* table, object device) except -1:
