@@ -79,8 +79,19 @@ static inline int jm_table_push(jm_table *table, PyObject *obj, int kind, void *
     return 0;
 }
 
-/* Release every reference and the heap block, if any. The table may be initialised again. */
-static inline void jm_table_free(jm_table *table) {
+/* Drop what the guard found, so that the arguments can be resolved again. */
+static inline void jm_table_unresolve(jm_table *table) {
+    for (Py_ssize_t i = 0; i < table->count; i++) {
+        jm_slot *slot = &table->slots[i];
+        Py_CLEAR(slot->target);
+        Py_CLEAR(slot->plan);
+        Py_CLEAR(slot->ready);
+        slot->action = 0;
+    }
+}
+
+/* Release every argument; the table is empty afterwards and keeps its heap block, if any. */
+static inline void jm_table_clear(jm_table *table) {
     for (Py_ssize_t i = 0; i < table->count; i++) {
         jm_slot *slot = &table->slots[i];
         Py_DECREF(slot->obj);
@@ -90,12 +101,17 @@ static inline void jm_table_free(jm_table *table) {
         Py_XDECREF(slot->ready);
         JM_COUNT(table->counters, live_slots, -1);
     }
+    table->count = 0;
+}
+
+/* Release every reference and the heap block, if any. The table may be initialised again. */
+static inline void jm_table_free(jm_table *table) {
+    jm_table_clear(table);
     if (table->slots != table->inline_slots) {
         free(table->slots);
         JM_COUNT(table->counters, live_heap, -1);
     }
     table->slots = table->inline_slots;
-    table->count = 0;
     JM_COUNT(table->counters, live_tables, -1);
 }
 

@@ -22,6 +22,8 @@ cdef extern from "jaxmarshal/argtable.h":
     int jm_table_push(
         jm_table* table, PyObject* obj, int kind, void* buffer, PyObject* prefix
     ) except -1
+    void jm_table_unresolve(jm_table* table) noexcept
+    void jm_table_clear(jm_table* table) noexcept
     void jm_table_free(jm_table* table) noexcept
 
 cdef extern from *:

@@ -21,3 +21,9 @@ cdef Context current_context(int* reason)
 
 # May transfers from the host (`host`) or between devices go unguarded on this thread?
 cdef bint transfers_unguarded(bint host, bint device) except -1
+
+# Is JAX's post-hook set on this thread, as debug_nans and debug_infs do?
+cdef bint post_hook_is_set() except -1
+
+# Call `function` without arguments whenever everything recorded is dropped.
+cdef void on_forget(object function)

@@ -3,7 +3,7 @@
 from cpython.object cimport PyObject
 from libc.string cimport memcmp
 
-from jaxmarshal._stats cimport CONTEXT, HIT, LISTENER, TRACE
+from jaxmarshal._stats cimport CONTEXT, HIT, LISTENER, PROFILER, TRACE
 
 from jaxmarshal import _reference
 
@@ -28,6 +28,8 @@ cdef enum:
 
 # JAX's objects, bound at import.
 cdef object _trace_context = _reference.trace_context
+cdef object _profiling = _reference.profiling
+cdef object _post_hook = _reference.post_hook
 cdef object _current_trace = _reference.current_trace
 cdef object _eval_trace = _reference.eval_trace
 cdef object _host_guard = _reference.host_to_device_guard
@@ -117,6 +119,9 @@ cdef Context current_context(int* reason):
     if listener == NULL or listener != <PyObject*>None:
         reason[0] = LISTENER
         return None
+    if PyObject_CallNoArgs(_profiling) is not False:
+        reason[0] = PROFILER
+        return None
     words = <tuple>PyObject_CallNoArgs(_trace_context)
     if context is None or <PyObject*>context.backend != backend:
         if context is not None:
@@ -139,11 +144,24 @@ cdef bint transfers_unguarded(bint host, bint device) except -1:
     return True
 
 
+cdef bint post_hook_is_set() except -1:
+    return not _state_is(_post_hook, None)
+
+
+cdef list _forget_too = []
+
+
+cdef void on_forget(object function):
+    _forget_too.append(function)
+
+
 def forget() -> None:
     """Drop every recorded context and all that was recorded under it."""
     global _last
     _last = None
     _contexts.clear()
+    for function in _forget_too:
+        function()
 
 
 class _Cache:

@@ -6,6 +6,8 @@ shardings, dtypes and devices, and never an argument.
 """
 
 from cpython.object cimport PyObject
+from jaxmarshal._argtable cimport jm_slot
+from jaxmarshal._context cimport Context
 
 cdef enum:
     LEAF_TABLE = 256    # a power of two
@@ -43,3 +45,20 @@ cdef class Records:
     cdef dict targets          # target -> TargetPlan, by equality
     cdef list recent           # TargetPlans whose target was seen last, compared by pointer
     cdef int next_recent
+
+# All that was recorded for `device_put` under a context.
+cdef Records records_of(Context context)
+
+# The record for a target, or None.
+cdef TargetPlan find_target(Records records, object target)
+
+# Find the LeafPlan of a host argument for a target, and the host array that goes to the device.
+# HIT, or why the reference has to do it. No side effects.
+cdef int resolve_host(jm_slot* slot, TargetPlan target) except -1
+
+# Put a resolved host argument on the devices of `target`, the caller's own object: a jax.Array.
+cdef object put_host(jm_slot* slot, TargetPlan plan, object target)
+
+# Make sure that `device_put(x, target)` of a host argument is recorded; calls the reference if not.
+# Failures leave it unrecorded and raise nothing but BaseExceptions.
+cdef int ensure_recorded(object x, int kind, object target, Context context) except -1

@@ -164,7 +164,7 @@ cdef void _keep_leaf(TargetPlan target, LeafPlan plan) noexcept:
 
 # --- Resolving: the guard ----------------------------------------------------------------------
 
-cdef TargetPlan _find_target(Records records, object target):
+cdef TargetPlan find_target(Records records, object target):
     """What was recorded for a target, or None. Pointers first, then equality."""
     cdef TargetPlan plan
     if target is None:
@@ -195,7 +195,7 @@ cdef inline bint _is_target(object target) noexcept:
     return cls is _device_type or cls is _single_type or cls is _named_type
 
 
-cdef inline int _resolve_host(jm_slot* slot, TargetPlan target) except -1:
+cdef int resolve_host(jm_slot* slot, TargetPlan target) except -1:
     """Find the LeafPlan of a host argument and the host array that goes to the device."""
     cdef object obj = <object>slot.obj
     cdef PyObject* found
@@ -304,7 +304,7 @@ cdef int _resolve(Records records, jm_table* table, object device) except -1:
                 return reason
             continue
         if not found:
-            plan = _find_target(records, target)
+            plan = find_target(records, target)
             if plan is None:
                 return NOT_RECORDED if target is None or _is_target(target) else TARGET
             found = True
@@ -312,7 +312,7 @@ cdef int _resolve(Records records, jm_table* table, object device) except -1:
             reason = _resolve_array(slot, target, plan)
             transfer = transfer or slot.action == COPY or slot.action == MOVE
         else:
-            reason = _resolve_host(slot, plan)
+            reason = resolve_host(slot, plan)
             host = True
         if reason:
             return reason
@@ -325,8 +325,7 @@ cdef int _resolve(Records records, jm_table* table, object device) except -1:
 
 # --- Running: one jaxlib call an argument ----------------------------------------------------------
 
-cdef object _put_host(jm_slot* slot, object target):
-    cdef TargetPlan plan = <TargetPlan>slot.target
+cdef object put_host(jm_slot* slot, TargetPlan plan, object target):
     cdef LeafPlan leaf = <LeafPlan>slot.plan
     cdef object host = <object>slot.ready
     cdef object sharding = target if plan.is_sharding else plan.sharding
@@ -351,7 +350,7 @@ cdef object _run_slot(jm_slot* slot, object target):
     cdef TargetPlan plan = <TargetPlan>slot.target
     cdef object array
     if slot.action == PUT_HOST:
-        return _put_host(slot, target)
+        return put_host(slot, plan, target)
     array = <object>slot.obj
     if slot.action == WRAP:
         return _array_type(
@@ -383,7 +382,7 @@ cdef int _run(jm_table* table, object device) except -1:
 
 cdef TargetPlan _record_target(Records records, object target, object result):
     """The TargetPlan for `target`, made from a result the first time; None if unsuitable."""
-    cdef TargetPlan plan = _find_target(records, target)
+    cdef TargetPlan plan = find_target(records, target)
     if plan is not None:
         return plan
     if target is not None and not _is_target(target):
@@ -499,7 +498,7 @@ cdef int _record(Records records, jm_table* table, object device, object leaves)
 
 # --- Entry points ----------------------------------------------------------------------------------
 
-cdef inline Records _records_of(Context context):
+cdef Records records_of(Context context):
     if context.device_put_records is None:
         context.device_put_records = Records()
     return <Records>context.device_put_records
@@ -544,6 +543,24 @@ cdef int _record_call(object x, object device, Records records, object result) e
     return 0
 
 
+cdef int ensure_recorded(object x, int kind, object target, Context context) except -1:
+    cdef jm_table table
+    cdef Records records = records_of(context)
+    cdef TargetPlan plan
+    jm_table_init(&table, &counters)
+    try:
+        push_argument(&table, x, kind, NULL)
+        plan = find_target(records, target)
+        if plan is None or resolve_host(&table.slots[0], plan) == NOT_RECORDED:
+            _try_to_record(records, &table, target, _device_put(x, target))
+    except Exception:
+        if JM_DEBUG:
+            raise
+    finally:
+        jm_table_free(&table)
+    return 0
+
+
 def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
     cdef jm_table table
     cdef Structure structure
@@ -565,9 +582,9 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
             # The reference may just have initialised the backend: then this call counts.
             context = current_context(&reason)
             if context is not None:
-                _record_call(x, device, _records_of(context), result)
+                _record_call(x, device, records_of(context), result)
         return result
-    records = _records_of(context)
+    records = records_of(context)
     jm_table_init(&table, &counters)
     init_structure(&structure)
     try:
@@ -601,7 +618,7 @@ def batched_device_put_impl(*xs, devices, srcs, copy_semantics):
     if reason:
         entries[_batched_entry].misses[reason] += 1
         return _batched_impl(*xs, devices=devices, srcs=srcs, copy_semantics=copy_semantics)
-    records = _records_of(context)
+    records = records_of(context)
     jm_table_init(&table, &counters)
     try:
         reason = _prepare_leaves(xs, devices, records, &table)

@@ -16,26 +16,31 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from jaxmarshal import _device_put, _reference, api
+from jaxmarshal import _device_put, _execute, _reference, api
 
 logger = logging.getLogger("jaxmarshal")
 
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """One patched function.
+    """One patched function or method.
 
     Attributes:
       name: its name in `install(only=…)` and in `stats()`.
       original: the reference's object.
       accelerated: what stands in for it.
       active: false where the installed JAX lacks something it needs.
+      holder: the class whose attribute it is, or None for a function, which is replaced in every
+        module of JAX that holds it.
+      attribute: the attribute's name in `holder`.
     """
 
     name: str
     original: Any
     accelerated: Any
     active: bool
+    holder: type | None = None
+    attribute: str = ""
 
 
 ENTRY_POINTS: tuple[EntryPoint, ...] = (
@@ -50,6 +55,30 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         _reference.batched_device_put_impl,
         _device_put.batched_device_put_impl,
         _reference.HAVE_DEVICE_PUT and _reference.batched_device_put_impl is not None,
+    ),
+    EntryPoint(
+        "compiled_call",
+        _reference.compiled_call,
+        _execute.compiled_call,
+        _reference.HAVE_EXECUTE,
+        _reference.Compiled,
+        "__call__",
+    ),
+    EntryPoint(
+        "mesh_executable_call",
+        _reference.mesh_executable_call,
+        _execute.mesh_executable_call,
+        _reference.HAVE_EXECUTE,
+        _reference.MeshExecutable,
+        "call",
+    ),
+    EntryPoint(
+        "execute_replicated_call",
+        _reference.execute_replicated_call,
+        _execute.execute_replicated_call,
+        _reference.HAVE_EXECUTE,
+        _reference.ExecuteReplicated,
+        "__call__",
     ),
 )
 
@@ -68,7 +97,7 @@ def _jax_modules() -> Iterator[ModuleType]:
             yield module
 
 
-def _replace(old: Any, new: Any) -> None:
+def _replace_in_modules(old: Any, new: Any) -> None:
     """Let every attribute of a JAX module that is `old` be `new`."""
     for module in _jax_modules():
         namespace = vars(module)
@@ -81,6 +110,15 @@ def _replace_impl(old: Any, new: Any) -> None:
     primitive = _reference.device_put_primitive
     if primitive is not None and vars(primitive).get("impl") is old:
         primitive.impl = new
+
+
+def _replace(entry: EntryPoint, old: Any, new: Any) -> None:
+    """Put `new` wherever JAX holds `old` for this entry point."""
+    if entry.holder is None:
+        _replace_in_modules(old, new)
+        _replace_impl(old, new)
+    elif vars(entry.holder).get(entry.attribute) is old:
+        setattr(entry.holder, entry.attribute, new)
 
 
 def _selected(only: str | Iterable[str] | None) -> list[EntryPoint]:
@@ -116,8 +154,7 @@ def install(only: str | Iterable[str] | None = None) -> None:
     with _lock:
         for entry in entries:
             if entry.active and entry.name not in _installed:
-                _replace(entry.original, entry.accelerated)
-                _replace_impl(entry.original, entry.accelerated)
+                _replace(entry, entry.original, entry.accelerated)
                 _installed.add(entry.name)
 
 
@@ -126,8 +163,7 @@ def uninstall() -> None:
     with _lock:
         for entry in ENTRY_POINTS:
             if entry.name in _installed:
-                _replace(entry.accelerated, entry.original)
-                _replace_impl(entry.accelerated, entry.original)
+                _replace(entry, entry.accelerated, entry.original)
                 _installed.discard(entry.name)
 
 

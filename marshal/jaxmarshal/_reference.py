@@ -85,6 +85,8 @@ trace_state_clean = _lookup("jax._src.core", "trace_state_clean")
 ConfigState = _lookup("jaxlib._jax", "config.Config")
 current_trace = _lookup("jax._src.core", "trace_state_strong_ref")
 eval_trace = _lookup("jax._src.core", "eval_trace")
+profiling = _lookup("jax._src.lib", "_profiler.TraceMe.is_enabled")
+post_hook = _lookup("jax._src.api", "_post_hook_state")
 host_to_device_guard = _lookup("jax._src.config", "transfer_guard_host_to_device")
 device_to_device_guard = _lookup("jax._src.config", "transfer_guard_device_to_device")
 guard_thread_state = _lookup("jaxlib._jax.guard_lib", "thread_local_state")
@@ -100,6 +102,8 @@ batched_device_put = _lookup("jaxlib._jax", "batched_device_put")
 REUSE_INPUT = _lookup("jaxlib._jax", "ArrayCopySemantics.REUSE_INPUT")
 shard_args = _lookup("jax._src.interpreters.pxla", "shard_args")
 result_handler = _lookup("jax._src.interpreters.pxla", "global_aval_to_result_handler")
+abstractify = _lookup("jax._src.core", "shaped_abstractify")
+treedef_is_leaf = jax.tree_util.treedef_is_leaf
 tree_leaves = jax.tree_util.tree_leaves
 canonicalize_value = _lookup("jax._src.dtypes", "canonicalize_value")
 dlpack_to_array = _lookup("jaxlib._jax", "dlpack_managed_tensor_to_buffer")
@@ -112,10 +116,20 @@ device_put: Callable[..., Any] = jax.device_put
 batched_device_put_impl = _lookup("jax._src.dispatch", "batched_device_put_impl")
 device_put_primitive = _lookup("jax._src.dispatch", "device_put_p")
 
+stages = _lookup("jax._src", "stages")
+pxla = _lookup("jax._src.interpreters", "pxla")
+Compiled = _lookup("jax._src.stages", "Compiled")
+MeshExecutable = _lookup("jax._src.interpreters.pxla", "MeshExecutable")
+ExecuteReplicated = _lookup("jax._src.interpreters.pxla", "ExecuteReplicated")
+compiled_call = _lookup("jax._src.stages", "Compiled.__call__")
+mesh_executable_call = _lookup("jax._src.interpreters.pxla", "MeshExecutable.call")
+execute_replicated_call = _lookup("jax._src.interpreters.pxla", "ExecuteReplicated.__call__")
+pxla_batched_device_put = _lookup("jax._src.interpreters.pxla", "batched_device_put")
+
 # --- Capabilities --------------------------------------------------------------------------------
 HAVE_CONTEXT: bool = _have(
     trace_context, trace_state_clean, current_trace, eval_trace, xla_bridge, process_count,
-    util, register_cache,
+    util, register_cache, profiling, post_hook,
 )
 HAVE_GUARDS: bool = _have(host_to_device_guard, device_to_device_guard)
 HAVE_PYTREE: bool = _have(pytree_registry, pytree_node_types)
@@ -127,6 +141,10 @@ HAVE_DEVICE_PUT: bool = (
         ArrayImpl, Device, SingleDeviceSharding, NamedSharding, batched_device_put,
         shard_args, result_handler, REUSE_INPUT, canonicalize_value,
     )
+)
+HAVE_EXECUTE: bool = HAVE_DEVICE_PUT and _have(
+    Compiled, MeshExecutable, ExecuteReplicated, compiled_call, mesh_executable_call,
+    execute_replicated_call, post_hook, abstractify,
 )
 HAVE_LAYOUT_PROBE: bool = _have(
     ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put, guard_thread_state,

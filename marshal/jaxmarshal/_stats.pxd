@@ -9,6 +9,8 @@ cdef enum Reason:
     TRACE            # a trace is in progress
     CONTEXT          # no backend yet, several processes, or an unusual configuration
     GUARD            # a transfer guard is set
+    PROFILER         # a profile is being taken
+    HOOK             # a post-hook is set, for instance by debug_nans
     LISTENER         # somebody listens to JAX's internal test events
     TARGET           # a target that only the reference handles
     TREE             # a tree that only the reference handles
@@ -18,6 +20,11 @@ cdef enum Reason:
     KEY_ARRAY
     TOKEN
     LITERAL
+    EXECUTABLE       # an executable that only the reference runs
+    AVAL             # an argument's aval is not the recorded one
+    SHARDING         # an argument's sharding is not the recorded one
+    COMMITTED        # an argument's committed flag is not the recorded one
+    LAYOUT           # an argument's data layout is not the default one
     DELETED          # the array was deleted or donated
     DTYPE            # a dtype that only the reference handles
     VALUE            # a value whose conversion may warn or fail

@@ -35,6 +35,9 @@ ctypedef struct Structure:
 cdef void init_structure(Structure* structure) noexcept
 cdef void free_structure(Structure* structure) noexcept
 
+# Give what `source` owns to `target`, an initialised and empty structure; `source` is empty then.
+cdef void move_structure(Structure* target, Structure* source) noexcept
+
 # Append the leaves of `obj` to `table` and its nodes to `structure`. `prefix` is a tree prefix of
 # `obj` (each leaf's slot then owns its part of it), or NULL for none. Returns 0, or a `_stats.Reason` when the reference must handle this tree.
 # Raises on exhausted memory and what a custom node's flatten function raises.
@@ -42,3 +45,10 @@ cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* t
 
 # Build the tree from each slot's `ready`. Raises what node constructors raise.
 cdef object rebuild(Structure* structure, jm_table* table)
+
+# Append the leaves of `obj` to `table` if its nodes are those of `structure` from step `step[0]` on,
+# where `leaves[0]` leaves of a run are still to come; both are advanced. Returns 1 on a match, 0
+# otherwise (the table then holds some of the leaves). Raises as `flatten` does.
+cdef int match(
+    object obj, Structure* structure, Py_ssize_t* step, Py_ssize_t* leaves, jm_table* table
+) except -1

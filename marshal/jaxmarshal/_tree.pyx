@@ -56,6 +56,13 @@ cdef void free_structure(Structure* structure) noexcept:
     structure.count = 0
 
 
+cdef void move_structure(Structure* target, Structure* source) noexcept:
+    target[0] = source[0]
+    if source.steps == source.inline_steps:
+        target.steps = target.inline_steps
+    init_structure(source)
+
+
 cdef int _grow(Structure* structure) except -1:
     cdef bint inlined = structure.steps == structure.inline_steps
     cdef Py_ssize_t capacity = structure.capacity * 4
@@ -284,6 +291,114 @@ cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* t
         Py_LeaveRecursiveCall()
     return reason
 
+
+# --- Matching against a recorded structure -----------------------------------------------------------
+
+cdef inline int _match_leaf(object obj, jm_table* table) except -1:
+    cdef int kind = classify(<PyObject*>obj)
+    if kind < JM_ARRAY or kind > JM_COMPLEX:
+        return 0
+    push_argument(table, obj, kind, NULL)
+    return 1
+
+
+cdef int _match_dict(
+    dict mapping, list keys, Structure* structure, Py_ssize_t* step, Py_ssize_t* leaves,
+    jm_table* table
+) except -1:
+    cdef PyObject* value
+    cdef Py_ssize_t i
+    if PyDict_Size(mapping) != PyList_GET_SIZE(keys):
+        return 0
+    for i in range(PyList_GET_SIZE(keys)):
+        value = PyDict_GetItemWithError(mapping, <object>PyList_GET_ITEM(keys, i))
+        if value == NULL or not match(<object>value, structure, step, leaves, table):
+            return 0
+    return 1
+
+
+cdef int _match_custom(object obj, Step* step, jm_table* table) except -1:
+    leaves, treedef = _flatten_with_registry(obj)
+    if treedef != <object>step.data:
+        return 0
+    for leaf in leaves:
+        if not _match_leaf(leaf, table):
+            return 0
+    return 1
+
+
+cdef int _match_sequence(
+    object items, bint is_list, Py_ssize_t n, Structure* structure, Py_ssize_t* step,
+    Py_ssize_t* leaves, jm_table* table
+) except -1:
+    cdef Py_ssize_t i
+    cdef PyObject* child
+    for i in range(n):
+        # A custom node's flatten function may have changed a list.
+        if (PyList_GET_SIZE(items) if is_list else PyTuple_GET_SIZE(items)) != n:
+            return 0
+        child = <PyObject*>(PyList_GET_ITEM(items, i) if is_list else PyTuple_GET_ITEM(items, i))
+        if leaves[0]:
+            leaves[0] -= 1
+            if not _match_leaf(<object>child, table):
+                return 0
+        elif not match(<object>child, structure, step, leaves, table):
+            return 0
+    return (PyList_GET_SIZE(items) if is_list else PyTuple_GET_SIZE(items)) == n
+
+
+cdef int _match_node(
+    object obj, Step* node, Structure* structure, Py_ssize_t* step, Py_ssize_t* leaves,
+    jm_table* table
+) except -1:
+    cdef int kind = classify(<PyObject*>obj)
+    if node.op == NONE_NODE:
+        return obj is None
+    if node.op == LIST_NODE:
+        return kind == JM_LIST and _match_sequence(
+            obj, True, node.n, structure, step, leaves, table
+        )
+    if node.op == TUPLE_NODE:
+        return kind == JM_TUPLE and _match_sequence(
+            obj, False, node.n, structure, step, leaves, table
+        )
+    if node.op == DICT_NODE:
+        return kind == JM_DICT and _match_dict(
+            obj, <list>node.data, structure, step, leaves, table
+        )
+    if node.op == NAMED_NODE:
+        return (
+            type(obj) is <object>node.data
+            and PyDict_GetItemWithError(_node_types, type(obj)) == NULL
+            and _match_sequence(obj, False, node.n, structure, step, leaves, table)
+        )
+    return (kind == JM_OTHER or kind == JM_DICT) and _match_custom(obj, node, table)
+
+
+cdef int match(
+    object obj, Structure* structure, Py_ssize_t* step, Py_ssize_t* leaves, jm_table* table
+) except -1:
+    cdef Step* node
+    cdef int matched
+    if leaves[0]:
+        leaves[0] -= 1
+        return _match_leaf(obj, table)
+    if step[0] >= structure.count:
+        return 0
+    node = &structure.steps[step[0]]
+    step[0] += 1
+    if node.op == LEAVES:
+        leaves[0] = node.n - 1
+        return _match_leaf(obj, table)
+    Py_EnterRecursiveCall(" while matching a pytree")
+    try:
+        matched = _match_node(obj, node, structure, step, leaves, table)
+    finally:
+        Py_LeaveRecursiveCall()
+    return matched
+
+
+# --- Rebuilding ------------------------------------------------------------------------------------
 
 ctypedef struct Cursor:
     Structure* structure

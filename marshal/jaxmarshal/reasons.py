@@ -49,6 +49,16 @@ REASONS: tuple[Reason, ...] = (
         "Remove jax.transfer_guard or set it to 'allow'.",
     ),
     Reason(
+        "profiler",
+        "A profile is being taken; the reference adds its annotations to it.",
+        "Nothing: without the profiler the call is fast again.",
+    ),
+    Reason(
+        "hook",
+        "A post-hook is set, for instance by jax.debug_nans.",
+        "Switch debug_nans and debug_infs off where speed matters.",
+    ),
+    Reason(
         "listener",
         "JAX's internal test events are being listened to.",
         "Only JAX's own tests do that.",
@@ -77,6 +87,32 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason("token", "An argument is a token.", "Nothing: tokens belong to the reference."),
     Reason("literal", "An argument is a literal array of a jaxpr.", "Nothing."),
+    Reason(
+        "executable",
+        "The executable has effects, callbacks, mutable references, constants of its own, "
+        "or a custom data layout.",
+        "Nothing: the reference runs it.",
+    ),
+    Reason(
+        "aval",
+        "An argument's shape, dtype or weak type is not the recorded one.",
+        "Pass the same kind of argument each time; jnp.asarray(x, dtype) removes weak types.",
+    ),
+    Reason(
+        "sharding",
+        "An argument's sharding is not the one the executable was recorded with.",
+        "Place the argument first: jax.device_put(x, sharding).",
+    ),
+    Reason(
+        "committed",
+        "An argument is committed where it was not when the plan was recorded, or the reverse.",
+        "Place all arguments in the same way, with or without an explicit target.",
+    ),
+    Reason(
+        "layout",
+        "An argument's data are not in the default layout, or it cannot be told.",
+        "jnp.copy(x) gives an array in the default layout.",
+    ),
     Reason(
         "deleted",
         "An array was deleted or donated.",

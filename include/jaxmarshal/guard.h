@@ -1,0 +1,40 @@
+/* What a plan wants of one argument, and the part of the comparison that needs no Python at all. */
+#ifndef JAXMARSHAL_GUARD_H
+#define JAXMARSHAL_GUARD_H
+
+#include <Python.h>
+
+#include "jaxmarshal/argtable.h"
+#include "jaxmarshal/classify.h"
+#include "jaxmarshal/layout.h"
+
+/* Every pointer is owned by the guard, or NULL where there is nothing to compare. */
+typedef struct {
+    PyObject *aval;          /* by pointer, then by equality, which adopts the new pointer */
+    PyObject *sharding;      /* ARRAY: likewise */
+    PyObject *put;           /* host data: the target they are placed on */
+    unsigned char kind;      /* jm_kind of the recorded argument */
+    unsigned char kept;      /* does it go to the executable? others were pruned */
+    unsigned char committed; /* ARRAY: the committed flag */
+} jm_guard;
+
+/* Can words be compared at all? Otherwise every argument takes the long way. */
+static inline int jm_words_are_known(const jm_array_layout *layout) {
+    return layout->aval >= 0 && layout->sharding >= 0 && layout->committed >= 0 &&
+           layout->buffer >= 0 && layout->layout_count > 0;
+}
+
+/* Is the argument in `slot` an array whose words are, pointer for pointer, those of the guard, with
+   a live buffer in the default data layout? 0 says nothing: the caller looks closer. Needs
+   jm_words_are_known. Borrows everything. */
+static inline int jm_words_match(const jm_array_layout *layout, const jm_guard *guard,
+                                 const jm_slot *slot) {
+    const void *array = slot->obj;
+    return slot->kind == JM_ARRAY && guard->kind == JM_ARRAY && slot->buffer != NULL &&
+           jm_word(array, layout->aval) == (void *)guard->aval &&
+           jm_word(array, layout->sharding) == (void *)guard->sharding &&
+           (jm_byte(array, layout->committed) != 0) == guard->committed &&
+           jm_buffer_layout_is_default(layout, slot->buffer);
+}
+
+#endif

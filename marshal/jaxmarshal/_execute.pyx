@@ -1,0 +1,253 @@
+"""Running compiled executables through plans: three entry points of one mechanism.
+
+`compiled_call` stands in for `jax.stages.Compiled.__call__`, `mesh_executable_call` for
+`MeshExecutable.call` and `execute_replicated_call` for `ExecuteReplicated.__call__`. Each looks up
+the plans of its owner, compares the arguments with the guard of each, and runs the first that
+passes; otherwise the reference performs the call and a plan is recorded.
+"""
+
+from cpython.object cimport PyObject
+
+from jaxmarshal._argtable cimport (
+    jm_table, jm_table_clear, jm_table_free, jm_table_init, jm_table_unresolve, push_argument
+)
+from jaxmarshal._classify cimport (
+    JM_ARRAY, JM_OTHER, classify, jm_kind_is_host, kind_of_unknown
+)
+from jaxmarshal._context cimport Context, current_context, post_hook_is_set
+from jaxmarshal._counters cimport counters
+from jaxmarshal._plan cimport (
+    Plan, Plans, check, keep_plan, make_plan, plans_of, record_host_arguments, run
+)
+from jaxmarshal._stats cimport (
+    DELETED, EXECUTABLE, HIT, HOOK, NOT_RECORDED, TREE, UNSUPPORTED, entries, entry_number,
+    reason_of_kind
+)
+from jaxmarshal._tree cimport (
+    Structure, flatten, free_structure, init_structure, match, move_structure
+)
+
+from jaxmarshal import _reference
+
+cdef object _compiled_call = _reference.compiled_call
+cdef object _mesh_executable_call = _reference.mesh_executable_call
+cdef object _execute_replicated_call = _reference.execute_replicated_call
+cdef object _mesh_executable_type = _reference.MeshExecutable
+cdef object _execute_replicated_type = _reference.ExecuteReplicated
+cdef bint _active = _reference.HAVE_EXECUTE
+cdef int _compiled_entry = entry_number("compiled_call")
+cdef int _mesh_entry = entry_number("mesh_executable_call")
+cdef int _replicated_entry = entry_number("execute_replicated_call")
+
+
+cdef Context _context_for_execution(int* reason):
+    """The current context if an executable may run without the reference looking on."""
+    cdef Context context
+    if not _active:
+        reason[0] = UNSUPPORTED
+        return None
+    context = current_context(reason)
+    if context is not None and post_hook_is_set():
+        reason[0] = HOOK
+        return None
+    return context
+
+
+cdef bint _is_about_deleted(object error, jm_table* table) except -1:
+    """Did a run fail because an argument was donated before? Nothing has happened then."""
+    cdef Py_ssize_t i
+    if "deleted or donated" not in str(error):
+        return False
+    for i in range(table.count):
+        if table.slots[i].kind == JM_ARRAY and (<object>table.slots[i].obj).is_deleted():
+            return True
+    return False
+
+
+cdef list _try_plan(Plan plan, jm_table* table, int* reason):
+    """The results of the plan, or None with a reason why it does not apply."""
+    try:
+        reason[0] = check(plan, table)
+    except Exception:
+        reason[0] = NOT_RECORDED    # whatever cannot be compared is the reference's
+    if reason[0]:
+        return None
+    try:
+        return run(plan, table)
+    except Exception as error:
+        if not _is_about_deleted(error, table):
+            raise
+        reason[0] = DELETED
+    return None
+
+
+cdef int _not_now(Plans plans):
+    """Is this owner one whose calls are left to the reference for a while? Then the reason."""
+    if plans is None or plans.plans or not plans.skip:
+        return HIT
+    plans.skip -= 1
+    return plans.refusal
+
+
+cdef int _keep(object owner, Plan plan, int reason, jm_table* table) except -1:
+    """The reference has performed the call: keep the plan that was made for it, if any."""
+    if plan is not None:
+        record_host_arguments(plan, table)
+    return keep_plan(owner, plan, reason)
+
+
+# --- Flat arguments: MeshExecutable.call and ExecuteReplicated.__call__ ----------------------------------
+
+cdef int _fill_flat(tuple args, jm_table* table) except -1:
+    cdef int kind
+    for x in args:
+        kind = classify(<PyObject*>x)
+        if kind != JM_ARRAY and not jm_kind_is_host(kind):
+            if kind == JM_OTHER:
+                kind = kind_of_unknown(x)
+            return reason_of_kind(kind)
+        push_argument(table, x, kind, NULL)
+    return HIT
+
+
+cdef Plan _make_flat_plan(object owner, Context context, jm_table* table, int* reason):
+    """A plan for these arguments, or None with a reason."""
+    try:
+        executable = owner if type(owner) is _execute_replicated_type else owner.unsafe_call
+        return make_plan(context, table, executable, None, reason)
+    except Exception:
+        reason[0] = EXECUTABLE
+        return None
+
+
+cdef object _call_flat(object owner, tuple args, int entry, object reference):
+    cdef jm_table table
+    cdef Plan plan
+    cdef int reason
+    cdef Context context = _context_for_execution(&reason)
+    cdef Plans plans = plans_of(owner)
+    if reason == HIT:
+        reason = _not_now(plans)
+    if reason:
+        entries[entry].misses[reason] += 1
+        return reference(owner, *args)
+    jm_table_init(&table, &counters)
+    try:
+        reason = _fill_flat(args, &table)
+        if reason:
+            entries[entry].misses[reason] += 1
+            return reference(owner, *args)
+        reason = NOT_RECORDED
+        if plans is not None:
+            for item in plans.plans:
+                plan = <Plan>item
+                if plan.context is not context:
+                    continue
+                results = _try_plan(plan, &table, &reason)
+                if results is not None:
+                    entries[entry].hits += 1
+                    return results
+                jm_table_unresolve(&table)
+        entries[entry].misses[reason] += 1
+        plan = _make_flat_plan(owner, context, &table, &reason)
+        result = reference(owner, *args)
+        _keep(owner, plan, reason, &table)
+        return result
+    finally:
+        jm_table_free(&table)
+
+
+def mesh_executable_call(self, *args):
+    """`MeshExecutable.call`: flat arguments, checked against the executable's avals."""
+    return _call_flat(self, args, _mesh_entry, _mesh_executable_call)
+
+
+def execute_replicated_call(self, *args):
+    """`ExecuteReplicated.__call__`, also known as `unsafe_call`: flat arguments."""
+    return _call_flat(self, args, _replicated_entry, _execute_replicated_call)
+
+
+# --- Trees: Compiled.__call__ --------------------------------------------------------------------------
+
+cdef bint _matches(Plan plan, tuple args, dict kwargs, jm_table* table) except -1:
+    """Fill the table if the arguments have the plan's structure. Errors are the reference's."""
+    cdef Py_ssize_t step = 0, leaves = 0
+    jm_table_clear(table)
+    try:
+        return (
+            match(args, &plan.arguments, &step, &leaves, table)
+            and match(kwargs, &plan.arguments, &step, &leaves, table)
+            and step == plan.arguments.count and leaves == 0
+        )
+    except Exception:
+        return False
+
+
+cdef Plan _make_tree_plan(
+    object owner, tuple args, dict kwargs, Context context, jm_table* table, int* reason
+):
+    """A plan for a Compiled and these arguments, or None with a reason."""
+    cdef Structure structure
+    cdef Plan plan = None
+    jm_table_clear(table)
+    init_structure(&structure)
+    try:
+        params = owner._params
+        executable = params.executable
+        if params.is_high or type(executable) is not _mesh_executable_type:
+            reason[0] = EXECUTABLE
+            return None
+        reason[0] = flatten(args, NULL, &structure, table)
+        if reason[0] == HIT:
+            reason[0] = flatten(kwargs, NULL, &structure, table)
+        if reason[0]:
+            return None
+        constants = params.const_args
+        if constants:
+            constants = list(executable.shard_const_args(constants))
+        plan = make_plan(context, table, executable.unsafe_call, constants or None, reason)
+        if plan is not None:
+            move_structure(&plan.arguments, &structure)
+            if not _reference.treedef_is_leaf(params.out_tree):
+                plan.unflatten = params.out_tree.unflatten
+        return plan
+    except Exception:
+        reason[0] = TREE
+        return None
+    finally:
+        free_structure(&structure)
+
+
+def compiled_call(self, *args, **kwargs):
+    """`jax.stages.Compiled.__call__`: positional and keyword arguments, any pytree."""
+    cdef jm_table table
+    cdef Plan plan
+    cdef int reason
+    cdef Context context = _context_for_execution(&reason)
+    cdef Plans plans = plans_of(self)
+    if reason == HIT:
+        reason = _not_now(plans)
+    if reason:
+        entries[_compiled_entry].misses[reason] += 1
+        return _compiled_call(self, *args, **kwargs)
+    jm_table_init(&table, &counters)
+    try:
+        reason = NOT_RECORDED
+        if plans is not None:
+            for item in plans.plans:
+                plan = <Plan>item
+                if plan.context is not context or not _matches(plan, args, kwargs, &table):
+                    continue
+                results = _try_plan(plan, &table, &reason)
+                if results is not None:
+                    entries[_compiled_entry].hits += 1
+                    if plan.unflatten is None:
+                        return results[0]
+                    return plan.unflatten(results)
+        entries[_compiled_entry].misses[reason] += 1
+        plan = _make_tree_plan(self, args, kwargs, context, &table, &reason)
+        result = _compiled_call(self, *args, **kwargs)
+        _keep(self, plan, reason, &table)
+        return result
+    finally:
+        jm_table_free(&table)

@@ -1,0 +1,360 @@
+"""Plans: making, keeping, guarding and running them."""
+
+from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from libc.stdint cimport uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+import weakref
+
+from jaxmarshal._argtable cimport jm_slot, jm_table
+from jaxmarshal._classify cimport JM_ARRAY
+from jaxmarshal._context cimport Context, on_forget, transfers_unguarded
+from jaxmarshal._counters cimport counters, jm_counters
+from jaxmarshal._device_put cimport (
+    LeafPlan, TargetPlan, ensure_recorded, find_target, put_host, records_of, resolve_host
+)
+from jaxmarshal._layout cimport (
+    array_aval, array_committed, array_layout_is_default, array_sharding, layout
+)
+from jaxmarshal._stats cimport (
+    AVAL, COMMITTED, DELETED, EXECUTABLE, GUARD, HIT, LAYOUT, NOT_RECORDED, SHARDING
+)
+from jaxmarshal._tree cimport Structure, free_structure, init_structure
+
+from jaxmarshal import _reference
+
+cdef extern from *:
+    """
+    #define JM_COUNT_PLANS(counters, by) JM_COUNT(counters, live_plans, by)
+    """
+    void JM_COUNT_PLANS(jm_counters* counters, int by) noexcept
+
+cdef enum:
+    RECENT_OWNERS = 256    # a power of two
+    MOST_FAILURES = 10     # then one call in 1023 tries to make a plan
+
+cdef object _single_type = _reference.SingleDeviceSharding
+cdef object _named_type = _reference.NamedSharding
+
+
+cdef class Plan:
+    def __cinit__(self, Py_ssize_t count):
+        init_structure(&self.arguments)
+        self.count = count
+        self.guards = <jm_guard*>calloc(count if count else 1, sizeof(jm_guard))
+        if self.guards == NULL:
+            raise MemoryError()
+        JM_COUNT_PLANS(&counters, 1)
+
+    def __dealloc__(self):
+        cdef Py_ssize_t i
+        if self.guards != NULL:
+            for i in range(self.count):
+                Py_XDECREF(self.guards[i].aval)
+                Py_XDECREF(self.guards[i].sharding)
+                Py_XDECREF(self.guards[i].put)
+            free(self.guards)
+            JM_COUNT_PLANS(&counters, -1)
+        free_structure(&self.arguments)
+
+
+cdef class Plans:
+    def __cinit__(self):
+        self.plans = []
+
+
+# --- Keeping: plans belong to their owner ----------------------------------------------------------
+
+ctypedef struct RecentOwner:
+    PyObject* owner    # borrowed, for comparison only
+    PyObject* plans    # borrowed from `_owners`
+
+cdef dict _owners = {}    # id of an owner -> (weak reference to it, its Plans)
+cdef RecentOwner _recent[RECENT_OWNERS]
+
+
+cdef inline RecentOwner* _place(uintptr_t owner) noexcept:
+    return &_recent[((owner >> 4) ^ (owner >> 12)) & (RECENT_OWNERS - 1)]
+
+
+cdef Plans plans_of(object owner):
+    cdef RecentOwner* place = _place(<uintptr_t><PyObject*>owner)
+    if place.owner == <PyObject*>owner:
+        return <Plans>place.plans
+    entry = _owners.get(<uintptr_t><PyObject*>owner)
+    if entry is None:
+        return None
+    plans = <Plans>(<tuple>entry)[1]
+    place.owner = <PyObject*>owner
+    place.plans = <PyObject*>plans
+    return plans
+
+
+def _drop(owner: int) -> None:
+    cdef RecentOwner* place = _place(owner)
+    if place.owner == <PyObject*><uintptr_t>owner:
+        place.owner = NULL
+        place.plans = NULL
+    _owners.pop(owner, None)
+
+
+cdef int keep_plan(object owner, Plan plan, int reason) except -1:
+    cdef Plans plans = plans_of(owner)
+    if plans is None:
+        key = <uintptr_t><PyObject*>owner
+        plans = Plans()
+        # The callback runs before the owner's memory is free for another object.
+        _owners[key] = (weakref.ref(owner, lambda _, key=key: _drop(key)), plans)
+    if plan is None:
+        plans.failures = min(plans.failures + 1, MOST_FAILURES)
+        plans.skip = (1 << plans.failures) - 2
+        plans.refusal = reason
+    else:
+        plans.failures = 0
+        # A list of its own: another thread may be going through the old one.
+        plans.plans = [plan, *plans.plans[:PLANS_PER_OWNER - 1]]
+    return 0
+
+
+def forget() -> None:
+    """Drop every plan."""
+    memset(_recent, 0, sizeof(_recent))
+    _owners.clear()
+
+
+on_forget(forget)
+
+
+def live_owners() -> int:
+    """How many objects have plans now; for tests."""
+    return len(_owners)
+
+
+# --- The guard -------------------------------------------------------------------------------------
+
+cdef inline bint _same(PyObject** recorded, object found) except -1:
+    """By pointer first; then by equality, which makes `found` the recorded object."""
+    cdef PyObject* old = recorded[0]
+    if old == <PyObject*>found:
+        return True
+    if type(<object>old) is not type(found) or not (<object>old == found):
+        return False
+    Py_INCREF(found)
+    old = recorded[0]
+    recorded[0] = <PyObject*>found
+    Py_DECREF(<object>old)
+    return True
+
+
+cdef inline int _check_array(jm_guard* guard, jm_slot* slot) except -1:
+    cdef object array = <object>slot.obj
+    if slot.buffer == NULL:
+        return DELETED
+    if not _same(&guard.aval, array_aval(array)):
+        return AVAL
+    if not _same(&guard.sharding, array_sharding(array)):
+        return SHARDING
+    if array_committed(array) != guard.committed:
+        return COMMITTED
+    if guard.kept and not array_layout_is_default(array, slot.buffer):
+        return LAYOUT
+    return HIT
+
+
+cdef int _check_host(jm_guard* guard, jm_slot* slot, Context context) except -1:
+    cdef TargetPlan target
+    cdef int reason
+    target = find_target(records_of(context), <object>guard.put)
+    if target is None:
+        return NOT_RECORDED
+    reason = resolve_host(slot, target)
+    if reason:
+        return reason
+    aval = (<LeafPlan>slot.plan).aval
+    wanted = <object>guard.aval
+    if aval.dtype != wanted.dtype or aval.shape != wanted.shape:
+        return AVAL
+    Py_INCREF(target)
+    slot.target = <PyObject*>target
+    return HIT
+
+
+cdef int check(Plan plan, jm_table* table) except -1:
+    cdef Py_ssize_t i
+    cdef jm_slot* slot
+    cdef jm_guard* guard
+    cdef bint host = False, words = jm_words_are_known(&layout)
+    cdef int reason
+    if table.count != plan.count:
+        return NOT_RECORDED
+    for i in range(plan.count):
+        slot = &table.slots[i]
+        guard = &plan.guards[i]
+        if words and jm_words_match(&layout, guard, slot):
+            continue
+        if (slot.kind == JM_ARRAY) != (guard.kind == JM_ARRAY):
+            return NOT_RECORDED
+        if slot.kind == JM_ARRAY:
+            reason = _check_array(guard, slot)
+        else:
+            reason = _check_host(guard, slot, plan.context)
+            host = True
+        if reason:
+            return reason
+    if host and not transfers_unguarded(True, False):
+        return GUARD
+    return HIT
+
+
+# --- Running ---------------------------------------------------------------------------------------
+
+cdef inline void _set_input(list inputs, Py_ssize_t i, object array) noexcept:
+    Py_INCREF(array)
+    PyList_SET_ITEM(inputs, i, array)
+
+
+cdef list _inputs(Plan plan, jm_table* table):
+    """The executable's inputs: constants, arrays as they are, host arguments placed."""
+    cdef Py_ssize_t i, n = 0
+    cdef jm_guard* guard
+    cdef jm_slot* slot
+    cdef list inputs = PyList_New(plan.inputs)
+    if plan.constants is not None:
+        for array in plan.constants:
+            _set_input(inputs, n, array)
+            n += 1
+    for i in range(plan.count):
+        guard = &plan.guards[i]
+        if not guard.kept:
+            continue
+        slot = &table.slots[i]
+        if guard.kind == JM_ARRAY:
+            _set_input(inputs, n, <object>slot.obj)
+        else:
+            _set_input(
+                inputs, n, put_host(slot, <TargetPlan>slot.target, <object>guard.put)
+            )
+        n += 1
+    return inputs
+
+
+cdef list run(Plan plan, jm_table* table):
+    return plan.execute(_inputs(plan, table)).consume_with_handlers(plan.handlers)
+
+
+# --- Making ----------------------------------------------------------------------------------------
+
+cdef bint _is_plain(object executable) except -1:
+    """Can the executable be run by handing arrays to `execute_sharded` and nothing else?"""
+    if type(executable) is not _reference.ExecuteReplicated:
+        return False
+    if (
+        executable.ordered_effects or executable.has_unordered_effects
+        or executable.has_host_callbacks or executable.mut is not None
+        or executable.pgle_profiler is not None
+    ):
+        return False
+    in_handler = executable.in_handler
+    return (
+        type(in_handler) is _reference.pxla.InputsHandler
+        and all([wanted is None for wanted in in_handler.in_layouts])
+        and type(executable.out_handler) is _reference.pxla.ResultsHandler
+    )
+
+
+cdef bint _is_in_place(object array, object sharding) except -1:
+    """Would the reference hand this array to the executable as it is?"""
+    found = array.sharding
+    if found == sharding:
+        return True
+    if type(found) is not _single_type and type(found) is not _named_type:
+        return False
+    if found.num_devices != sharding.num_devices or found.memory_kind != sharding.memory_kind:
+        return False
+    if found.num_devices == 1:
+        return found._device_assignment == sharding._device_assignment
+    return array.committed and found.is_equivalent_to(sharding, array.ndim)
+
+
+cdef int _make_guard(jm_guard* guard, jm_slot* slot, object sharding) except -1:
+    """Fill a guard. `sharding` is the executable's for this input, None where it is pruned."""
+    cdef object array
+    guard.kind = slot.kind
+    guard.kept = sharding is not None
+    if slot.kind != JM_ARRAY:
+        if sharding is not None and type(sharding) is not _single_type and (
+            type(sharding) is not _named_type
+        ):
+            return EXECUTABLE
+        found = _reference.abstractify(<object>slot.obj)
+        Py_INCREF(sharding)
+        guard.put = <PyObject*>sharding
+        Py_INCREF(found)
+        guard.aval = <PyObject*>found
+        return HIT
+    array = <object>slot.obj
+    if slot.buffer == NULL or array.is_deleted():
+        return DELETED
+    if guard.kept and not _is_in_place(array, sharding):
+        return SHARDING
+    if guard.kept and not array_layout_is_default(array, slot.buffer):
+        return LAYOUT
+    found = array.aval
+    Py_INCREF(found)
+    guard.aval = <PyObject*>found
+    found = array.sharding
+    Py_INCREF(found)
+    guard.sharding = <PyObject*>found
+    guard.committed = array.committed
+    return HIT
+
+
+cdef Plan make_plan(
+    Context context, jm_table* table, object executable, list constants, int* reason
+):
+    cdef Py_ssize_t i, n_constants = len(constants) if constants else 0
+    cdef Py_ssize_t position = n_constants
+    cdef Plan plan
+    reason[0] = EXECUTABLE
+    if not _is_plain(executable):
+        return None
+    kept = executable.kept_var_idx
+    shardings = executable.in_handler.in_shardings
+    # Constants come first, among the inputs and among the indices of those that are kept.
+    if not all([i in kept for i in range(n_constants)]):
+        return None
+    plan = Plan(table.count)
+    plan.context = context
+    plan.constants = constants if n_constants else None
+    plan.execute = executable.xla_executable.execute_sharded
+    plan.handlers = list(executable.out_handler.handlers)
+    for i in range(table.count):
+        sharding = None
+        if i + n_constants in kept:
+            if position >= len(shardings):
+                return None
+            sharding = shardings[position]
+            position += 1
+        reason[0] = _make_guard(&plan.guards[i], &table.slots[i], sharding)
+        if reason[0]:
+            return None
+    plan.inputs = len(shardings)
+    if position != plan.inputs:
+        reason[0] = EXECUTABLE
+        return None
+    return plan
+
+
+cdef int record_host_arguments(Plan plan, jm_table* table) except -1:
+    cdef Py_ssize_t i
+    cdef jm_guard* guard
+    for i in range(plan.count):
+        guard = &plan.guards[i]
+        if guard.kind != JM_ARRAY:
+            ensure_recorded(
+                <object>table.slots[i].obj, guard.kind, <object>guard.put, plan.context
+            )
+    return 0
