@@ -12,7 +12,8 @@ cdef class Context:
     cdef tuple words           # owned: the trace context; compared by pointer, then by equality
     cdef object backend        # owned: the default backend's client
     cdef readonly bint plain   # no trace in progress, one process
-    cdef object device_put_records    # owned by it: what `_device_put` recorded, or None
+    cdef object device_put_records    # what was recorded for `device_put`, or None
+    cdef object shard_args_records    # what was recorded for `shard_args`, or None
 
 # The current context, or None where the reference must decide: a trace in progress, no backend yet,
 # more than one process, or listeners on JAX's internal events. `reason` receives a `_stats.Reason`.

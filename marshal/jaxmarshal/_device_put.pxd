@@ -6,7 +6,7 @@ shardings, dtypes and devices, and never an argument.
 """
 
 from cpython.object cimport PyObject
-from jaxmarshal._argtable cimport jm_slot
+from jaxmarshal._argtable cimport jm_slot, jm_table
 from jaxmarshal._context cimport Context
 
 cdef enum:
@@ -48,6 +48,13 @@ cdef class Records:
 
 # All that was recorded for `device_put` under a context.
 cdef Records records_of(Context context)
+
+# All that was recorded for `shard_args` under a context: other avals, and always committed.
+cdef Records shard_records_of(Context context)
+
+# Record what the reference returned for the arguments in the table, whose targets are `target` or
+# their prefixes. Failures leave them unrecorded; they raise in a debug build only.
+cdef int try_to_record(Records records, jm_table* table, object target, object result) except -1
 
 # The record for a target, or None.
 cdef TargetPlan find_target(Records records, object target)

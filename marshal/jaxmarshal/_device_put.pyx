@@ -504,6 +504,12 @@ cdef Records records_of(Context context):
     return <Records>context.device_put_records
 
 
+cdef Records shard_records_of(Context context):
+    if context.shard_args_records is None:
+        context.shard_args_records = Records()
+    return <Records>context.shard_args_records
+
+
 cdef int _prepare(
     object x, object device, Records records, Structure* structure, jm_table* table
 ) except -1:
@@ -518,10 +524,10 @@ cdef int _prepare(
     return reason
 
 
-cdef int _try_to_record(Records records, jm_table* table, object device, object result) except -1:
+cdef int try_to_record(Records records, jm_table* table, object target, object result) except -1:
     """Record, and never let a failure to do so reach a user whose call has succeeded."""
     try:
-        _record(records, table, device, _reference.tree_leaves(result))
+        _record(records, table, target, _reference.tree_leaves(result))
     except Exception:
         if JM_DEBUG:
             raise
@@ -536,7 +542,7 @@ cdef int _record_call(object x, object device, Records records, object result) e
     init_structure(&structure)
     try:
         if _prepare(x, device, records, &structure, &table) == NOT_RECORDED:
-            _try_to_record(records, &table, device, result)
+            try_to_record(records, &table, device, result)
     finally:
         free_structure(&structure)
         jm_table_free(&table)
@@ -552,7 +558,7 @@ cdef int ensure_recorded(object x, int kind, object target, Context context) exc
         push_argument(&table, x, kind, NULL)
         plan = find_target(records, target)
         if plan is None or resolve_host(&table.slots[0], plan) == NOT_RECORDED:
-            _try_to_record(records, &table, target, _device_put(x, target))
+            try_to_record(records, &table, target, _device_put(x, target))
     except Exception:
         if JM_DEBUG:
             raise
@@ -596,7 +602,7 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
         entries[_entry].misses[reason] += 1
         result = _device_put(x, device, src=src, donate=donate, may_alias=may_alias)
         if reason == NOT_RECORDED:
-            _try_to_record(records, &table, device, result)
+            try_to_record(records, &table, device, result)
         return result
     finally:
         free_structure(&structure)
@@ -629,7 +635,7 @@ def batched_device_put_impl(*xs, devices, srcs, copy_semantics):
         entries[_batched_entry].misses[reason] += 1
         result = _batched_impl(*xs, devices=devices, srcs=srcs, copy_semantics=copy_semantics)
         if reason == NOT_RECORDED:
-            _try_to_record(records, &table, None, result)
+            try_to_record(records, &table, None, result)
         return result
     finally:
         jm_table_free(&table)

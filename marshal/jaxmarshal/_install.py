@@ -57,6 +57,19 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         _reference.HAVE_DEVICE_PUT and _reference.batched_device_put_impl is not None,
     ),
     EntryPoint(
+        "shard_args",
+        _reference.shard_args,
+        api.shard_args,
+        _reference.HAVE_DEVICE_PUT and api.shard_args is not _reference.shard_args,
+    ),
+    EntryPoint(
+        "batched_device_put",
+        _reference.pxla_batched_device_put,
+        api.batched_device_put,
+        _reference.HAVE_DEVICE_PUT
+        and api.batched_device_put is not _reference.pxla_batched_device_put,
+    ),
+    EntryPoint(
         "compiled_call",
         _reference.compiled_call,
         _execute.compiled_call,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxmarshal import _context, _device_put, _reference, _stats
+from jaxmarshal import _context, _device_put, _reference, _shard_args, _stats
 
 __all__ = ["clear", "device_put", "get_include", "reset_stats", "stats"]
 
@@ -34,13 +34,19 @@ def _accepts(function: Any, reference: Callable[..., Any]) -> bool:
     return ours == theirs
 
 
-if _accepts(_device_put.device_put, _reference.device_put):
-    device_put = _dress(
-        _device_put.device_put, _reference.device_put, "device_put", "jaxmarshal"
-    )
-else:  # a later JAX with another signature
-    device_put = _reference.device_put
-    _reference.missing["jax.device_put"] = "it has parameters that jaxmarshal does not know"
+def _choose(function: Any, reference: Callable[..., Any], name: str) -> Any:
+    """The accelerated function, or the reference where a later JAX gave it other parameters."""
+    if not _accepts(function, reference):
+        _reference.missing[name] = "it has parameters that jaxmarshal does not know"
+        return reference
+    return _dress(function, reference, name, __name__)
+
+
+device_put = _choose(_device_put.device_put, _reference.device_put, "device_put")
+shard_args = _choose(_shard_args.shard_args, _reference.shard_args, "shard_args")
+batched_device_put = _choose(
+    _shard_args.batched_device_put, _reference.pxla_batched_device_put, "batched_device_put"
+)
 
 
 def stats() -> dict[str, dict[str, Any]]:
