@@ -77,7 +77,6 @@ def observe(
 ) -> tuple:
     """The outcome of one call in a context: a result, or an error, and the warnings on the way."""
     inputs = input_leaves((args, kwargs))
-    spans = input_pointers(inputs)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -90,6 +89,8 @@ def observe(
         outcome: tuple = ("raised", type(error), str(error))
     else:
         leaves, treedef = jax.tree_util.tree_flatten(result)
+        # Only what is still alive: the memory of a donated input may be anybody's now.
+        spans = input_pointers(inputs)
         outcome = (
             "returned", treedef, _containers(result),
             [observe_leaf(leaf, spans, inputs) for leaf in leaves],

@@ -208,8 +208,10 @@ cdef Plan _make_tree_plan(
         plan = make_plan(context, table, executable.unsafe_call, constants or None, reason)
         if plan is not None:
             move_structure(&plan.arguments, &structure)
-            if not _reference.treedef_is_leaf(params.out_tree):
-                plan.unflatten = params.out_tree.unflatten
+            out_tree = params.out_tree
+            # One node may also be an empty container.
+            if out_tree.num_nodes != 1 or out_tree.num_leaves != 1:
+                plan.unflatten = out_tree.unflatten
         return plan
     except Exception:
         reason[0] = TREE

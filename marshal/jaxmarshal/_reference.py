@@ -103,7 +103,6 @@ REUSE_INPUT = _lookup("jaxlib._jax", "ArrayCopySemantics.REUSE_INPUT")
 shard_args = _lookup("jax._src.interpreters.pxla", "shard_args")
 result_handler = _lookup("jax._src.interpreters.pxla", "global_aval_to_result_handler")
 abstractify = _lookup("jax._src.core", "shaped_abstractify")
-treedef_is_leaf = jax.tree_util.treedef_is_leaf
 tree_leaves = jax.tree_util.tree_leaves
 canonicalize_value = _lookup("jax._src.dtypes", "canonicalize_value")
 dlpack_to_array = _lookup("jaxlib._jax", "dlpack_managed_tensor_to_buffer")
