@@ -1,0 +1,458 @@
+"""The traps of compiled calls, each with a test that fails when its guard is removed."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import LAYOUT_OFF
+from jax.experimental.layout import Format, Layout
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from observe import observe
+from recipes import aligned
+
+import jaxmarshal
+from jaxmarshal import _plan, _reference
+
+P = PartitionSpec
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    """Every test here runs with jaxmarshal installed, so that calls are written as users do."""
+    with jaxmarshal.installed():
+        yield
+
+
+def counts(entry="compiled_call"):
+    """(hits, misses) of an entry point since the last call of this function."""
+    found = jaxmarshal.stats()[entry]
+    jaxmarshal.reset_stats()
+    return found["hits"], found["misses"]
+
+
+def warm(owner, *args):
+    """Two calls: one that records, one that hits."""
+    owner(*args)
+    owner(*args)
+    assert counts() == (1, 1)
+
+
+def reference(compiled):
+    """JAX's own way of calling a Compiled."""
+    return functools.partial(_reference.compiled_call, compiled)
+
+
+def column_major(data):
+    """The same numbers with the first axis contiguous, imported through DLPack."""
+    columns = aligned(data.nbytes, 0).view(data.dtype).reshape(data.shape[::-1]).T
+    columns[...] = data
+    array = jax.dlpack.from_dlpack(columns)
+    assert array.format.layout.major_to_minor == (1, 0)
+    return array
+
+
+DATA = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+def entry_points(compiled):
+    """The three ways into an executable: name in the counts, call, and how to get the result."""
+    executable = compiled._executable
+    return {
+        "compiled_call": lambda x: compiled(x),
+        "mesh_executable_call": lambda x: executable.call(x)[0],
+        "execute_replicated_call": lambda x: executable.unsafe_call(x)[0],
+    }
+
+
+@pytest.mark.parametrize("entry", ["compiled_call", "mesh_executable_call"])
+@pytest.mark.parametrize("committed", [False, True])
+def test_trap_1_column_major_argument(entry, committed):
+    """Trap 1: an executable for row-major data is handed column-major data of the same aval."""
+    place = [jax.devices()[0]] if committed else []
+    rows = jax.device_put(DATA, *place)
+    columns = jax.device_put(column_major(DATA), *place)
+    compiled = jax.jit(lambda x: x * 2).lower(rows).compile()
+    call = entry_points(compiled)[entry]
+    call(rows)
+    np.testing.assert_array_equal(call(rows), DATA * 2)
+    assert counts(entry) == (1, 1)
+    with_jaxmarshal = observe(call, columns)
+    assert counts(entry) == (0, 1)
+    jaxmarshal.uninstall()
+    assert with_jaxmarshal == observe(call, columns)
+
+
+@pytest.mark.parametrize("kind", ["format", "out_shardings", "auto"])
+def test_trap_1_custom_layouts(kind):
+    """Trap 1: arrays with explicit layouts, and executables compiled for custom ones."""
+    sharding = SingleDeviceSharding(jax.devices()[0])
+    columns = Format(Layout((1, 0)), sharding)
+    rows = jax.device_put(DATA, sharding)
+    if kind == "format":
+        arrays = [rows, jax.device_put(DATA, columns)]
+        function = jax.jit(lambda x: x + 1)
+    elif kind == "out_shardings":
+        arrays = [rows, jax.jit(lambda x: x, out_shardings=columns)(rows)]
+        function = jax.jit(lambda x: x + 1, in_shardings=columns)
+    else:
+        arrays = [rows, jax.device_put(DATA, columns)]
+        function = jax.jit(lambda x: x + 1, in_shardings=Format(Layout.AUTO, sharding))
+    compiled = function.lower(jax.ShapeDtypeStruct(DATA.shape, DATA.dtype)).compile()
+    for _ in range(3):
+        for array in arrays:
+            found = observe(compiled, array)
+            with_reference = observe(reference(compiled), array)
+            assert found == with_reference
+            if found[0][0] == "returned":
+                np.testing.assert_array_equal(compiled(array), DATA + 1)
+
+
+def test_trap_2_reused_address():
+    """Trap 2: an argument is freed and another array takes its address."""
+    compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compile()
+    warm(compiled, jnp.zeros(4))
+    addresses = set()
+    for i in range(200):
+        array = jax.device_put(np.full(4, i, np.float32))
+        addresses.add(id(array))
+        np.testing.assert_array_equal(compiled(array), np.full(4, i + 1))
+        del array
+    assert len(addresses) < 200
+    other = jax.device_put(np.zeros((2, 2), np.float32))
+    with pytest.raises(TypeError, match="compiled with"):
+        compiled(other)
+
+
+def test_trap_2_arguments_are_not_kept_alive():
+    """Trap 2: a plan owns no argument and no result."""
+    compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compile()
+    array = jnp.zeros(4)
+    gone = [weakref.ref(array), weakref.ref(compiled(array)), weakref.ref(compiled(array))]
+    assert counts() == (1, 1)
+    del array
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None, None]
+
+
+def test_trap_3_equal_avals_are_adopted():
+    """Trap 3: avals are not interned; equal ones match and are remembered."""
+    compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compile()
+    warm(compiled, _reference.device_put(np.zeros(4, np.float32)))
+    for _ in range(5):
+        array = _reference.device_put(np.zeros(4, np.float32))
+        compiled(array)
+    assert counts() == (5, 0)
+
+
+def test_trap_3_weak_type_is_part_of_the_aval():
+    """Trap 3: an equal shape and dtype with another weak type is another aval."""
+    compiled = jax.jit(lambda x: x + 1).lower(jnp.float32(1)).compile()
+    warm(compiled, jnp.float32(1))
+    compiled(jnp.asarray(1.0))
+    assert counts() == (0, 1)
+
+
+def test_trap_4_context_between_two_calls():
+    """Trap 4: what was recorded in one configuration is not used in another."""
+    compiled = jax.jit(jnp.log).lower(jnp.ones(3)).compile()
+    good, bad = jnp.ones(3), -jnp.ones(3)
+    warm(compiled, good)
+    for context in (
+        lambda: jax.debug_nans(True), lambda: jax.no_execution(), lambda: jax.disable_jit(),
+        lambda: jax.enable_x64(True), lambda: jax.debug_infs(True),
+    ):  # fmt: skip
+        for array in (good, bad):
+            found = observe(compiled, array, context=context)
+            assert found == observe(reference(compiled), array, context=context)
+    # The first call under x64 was recorded there, and the second was like it.
+    assert counts() == (1, 9)
+    compiled(good)
+    assert counts() == (1, 0)
+
+
+def test_trap_4_trace_in_progress():
+    """Trap 4: inside a trace the reference decides, also about concrete arguments."""
+    compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(3)).compile()
+    warm(compiled, jnp.zeros(3))
+    constant = jnp.ones(3)
+    assert jax.jit(lambda x: x + compiled(constant))(jnp.zeros(3)).tolist() == [2, 2, 2]
+    with pytest.raises(TypeError, match="Cannot apply JAX transformations"):
+        jax.jit(compiled)(constant)
+    assert counts() == (0, 2)
+
+
+def test_trap_4_transfer_guard():
+    """Trap 4: a numpy argument is an implicit transfer."""
+    compiled = jax.jit(lambda x: x + 1).lower(DATA).compile()
+    compiled(DATA)
+    compiled(DATA)
+    compiled(DATA)
+    hits, _ = counts()
+    assert hits
+    for level in ("disallow", "allow", "log"):
+        found = observe(compiled, DATA, context=lambda level=level: jax.transfer_guard(level))
+        assert found == observe(
+            reference(compiled), DATA,
+            context=lambda level=level: jax.transfer_guard(level),
+        )
+
+
+def test_trap_5_donated_arguments():
+    """Trap 5: a donated argument is gone, whether it was donated here or elsewhere."""
+    compiled = jax.jit(lambda x: x + 1, donate_argnums=0).lower(jnp.zeros(4)).compile()
+    array = jnp.zeros(4)
+    for _ in range(4):
+        before = array
+        array = compiled(array)
+        assert before.is_deleted()
+    assert counts() == (3, 1)
+    gone = observe(compiled, before)
+    assert gone[0][0] == "raised"
+    assert gone == observe(reference(compiled), before)
+    assert compiled(array).tolist() == [5] * 4
+
+
+def test_trap_5_deleted_argument():
+    """Trap 5: a deleted argument is the reference's error, on every entry point."""
+    compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compile()
+    array = jnp.zeros(4)
+    for entry, call in entry_points(compiled).items():
+        call(array)
+        jaxmarshal.reset_stats()
+        call(array)
+        assert counts(entry) == (1, 0)
+    array.delete()
+    for call in entry_points(compiled).values():
+        found = observe(call, array)
+        assert found[0][0] == "raised"
+        jaxmarshal.uninstall()
+        assert found == observe(call, array)
+        jaxmarshal.install()
+
+
+def test_trap_5_effects_and_callbacks():
+    """Trap 5: ordered and unordered effects and host callbacks stay with the reference."""
+    seen = []
+
+    def printing(x):
+        jax.debug.callback(seen.append, x.sum())
+        return x + 1
+
+    def pure(x):
+        return jax.pure_callback(lambda y: np.asarray(y) * 2, x, x)
+
+    for function in (printing, pure):
+        compiled = jax.jit(function).lower(jnp.ones(3)).compile()
+        results = [compiled(jnp.ones(3)).tolist() for _ in range(3)]
+        assert results == [[2, 2, 2]] * 3
+        assert counts() == (0, 3)
+    jax.effects_barrier()
+    assert [float(x) for x in seen] == [3.0] * 3
+
+
+def test_trap_5_mutable_refs():
+    """Trap 5: an executable that updates a closed-over reference is the reference's."""
+    ref = jax.new_ref(jnp.zeros(3)) if hasattr(jax, "new_ref") else jax.array_ref(jnp.zeros(3))
+
+    def step(x):
+        ref[...] += x
+        return x
+
+    function = jax.jit(step)
+    for _ in range(3):
+        function(jnp.ones(3))
+    assert ref[...].tolist() == [3, 3, 3]
+    assert counts("execute_replicated_call")[0] == 0
+
+
+def test_trap_5_pruned_and_constant_arguments():
+    """Trap 5: unused arguments are pruned, large constants are passed as arguments."""
+    constant = jnp.arange(4096.0)
+    function = jax.jit(lambda x, unused, y: x * constant + y)
+    args = (jnp.ones(4096), jnp.zeros(2), jnp.ones(4096))
+    compiled = function.lower(*args).compile()
+    warm(compiled, *args)
+    np.testing.assert_array_equal(compiled(*args), np.arange(4096) + 1)
+    with pytest.raises(TypeError, match="compiled with"):
+        compiled(args[0], jnp.zeros(3), args[2])
+
+
+def test_trap_5_keys_and_float0():
+    """Trap 5: typed keys as arguments and results, float0 results."""
+    key = jax.random.key(0)
+    split = jax.jit(lambda k: jax.random.split(k)).lower(key).compile()
+    expected = jax.random.key_data(jax.random.split(key)).tolist()
+    for _ in range(3):
+        assert jax.random.key_data(split(key)).tolist() == expected
+    make = jax.jit(lambda seed: jax.random.wrap_key_data(seed))
+    seed = jax.random.key_data(key)
+    compiled = make.lower(seed).compile()
+    for _ in range(3):
+        assert jax.random.key_data(compiled(seed)).tolist() == seed.tolist()
+    gradient = jax.jit(jax.grad(lambda n: n * 1.0, allow_int=True)).lower(3).compile()
+    for _ in range(3):
+        assert gradient(3).dtype == jax.dtypes.float0
+
+
+def test_trap_6_committed_elsewhere():
+    """Trap 6: arrays on other devices are moved or refused by the reference."""
+    compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compile()
+    warm(compiled, jnp.zeros(4))
+    with jax.default_device(jax.devices()[3]):
+        uncommitted = jnp.ones(4)
+    committed = jax.device_put(np.ones(4, np.float32), jax.devices()[3])
+    for array in (uncommitted, committed):
+        found = observe(compiled, array)
+        assert counts()[0] == 0
+        assert found == observe(reference(compiled), array)
+
+
+def test_trap_11_plans_die():
+    """Trap 11: plans die with their owner and on `jax.clear_caches()`."""
+    compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compile()
+    jaxmarshal.api.clear()
+    warm(compiled, zeros := jnp.zeros(4))
+    compiled._executable.call(zeros)
+    assert _plan.live_owners() == 3    # the Compiled, its MeshExecutable, its ExecuteReplicated
+    executable = weakref.ref(compiled._executable)
+    loaded = weakref.ref(compiled._executable.unsafe_call)
+    del compiled
+    gc.collect()
+    assert (executable(), loaded(), _plan.live_owners()) == (None, None, 0)
+    compiled = jax.jit(lambda x: x + 2).lower(zeros).compile()
+    warm(compiled, zeros)
+    jax.clear_caches()
+    assert _plan.live_owners() == 0
+    compiled(zeros)
+    assert counts() == (0, 1)
+
+
+def test_trap_13_threads():
+    """Trap 13: threads share a Compiled while another thread drops everything recorded."""
+    compiled = jax.jit(lambda x, y: {"sum": x + y["a"]}).lower(DATA, {"a": DATA}).compile()
+    stop = threading.Event()
+    wrong = []
+
+    def work(i):
+        while not stop.is_set():
+            x = jnp.full((3, 4), float(i)) if i % 2 else np.full((3, 4), i, np.float32)
+            if compiled(x, {"a": DATA})["sum"].tolist() != (DATA + i).tolist():
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for _ in range(40):
+        jaxmarshal.api.clear()
+        jaxmarshal.uninstall()
+        jaxmarshal.install()
+        stop.wait(0.02)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_changed_structures():
+    """A tree of another structure is the reference's error or another plan, never a wrong match."""
+    x = jnp.ones(3)
+    tree = {"a": [x, (x, None)], "b": x}
+    compiled = jax.jit(lambda t: t).lower(tree).compile()
+    warm(compiled, tree)
+    for other in (
+        {"a": [x, (x, None)]},
+        {"a": [x, (x, x)], "b": x},
+        {"a": (x, (x, None)), "b": x},
+        {"a": [x, [x, None]], "b": x},
+        {"a": [x, x, None], "b": x},
+        {"a": [x, (x, None)], "c": x},
+        [x, x, x],
+        (x, x, x),
+    ):
+        with pytest.raises(TypeError, match="pytree"):
+            compiled(other)
+    assert counts() == (0, 8)
+    compiled({"b": x, "a": [x, (x, None)]})
+    assert counts() == (1, 0)
+
+
+def test_node_that_raises_or_changes_the_tree():
+    """Flatten functions of custom nodes may raise or change the tree they are in."""
+
+    class Evil:
+        action = staticmethod(lambda: None)
+
+    def flatten(node):
+        Evil.action()
+        return (jnp.ones(3),), None
+
+    jax.tree_util.register_pytree_node(Evil, flatten, lambda aux, children: Evil())
+    items = [Evil(), jnp.ones(3)]
+    compiled = jax.jit(lambda t: t[1] + 1).lower(items).compile()
+    warm(compiled, items)
+
+    def fail():
+        raise ZeroDivisionError("flatten")
+
+    Evil.action = staticmethod(fail)
+    with pytest.raises(ZeroDivisionError, match="flatten"):
+        compiled(items)
+    Evil.action = staticmethod(lambda: items.clear())
+    with pytest.raises(Exception):  # noqa: B017 - whatever the reference makes of it
+        compiled(items)
+    Evil.action = staticmethod(lambda: None)
+    assert compiled([Evil(), jnp.ones(3)]).tolist() == [2, 2, 2]
+
+
+def test_failing_executables():
+    """An executable that fails at run time raises the reference's error; the next call works."""
+    calls = []
+
+    def callback(x):
+        calls.append(1)
+        if len(calls) % 2:
+            raise ValueError("no")
+        return np.asarray(x)
+
+    compiled = jax.jit(lambda x: jax.pure_callback(callback, x, x)).lower(jnp.ones(3)).compile()
+    for _ in range(2):
+        with pytest.raises(Exception, match="no"):
+            jax.block_until_ready(compiled(jnp.ones(3)))
+        assert compiled(jnp.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_profiles_show_the_reference_names(tmp_path):
+    """While a profile is taken the reference runs, with its annotations."""
+    compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compile()
+    warm(compiled, jnp.zeros(4))
+    with jax.profiler.trace(str(tmp_path)):
+        compiled(jnp.zeros(4))
+    assert jaxmarshal.stats()["compiled_call"]["misses_by_reason"] == {"profiler": 1}
+
+
+def test_wide_calls_on_eight_devices(mesh):
+    """Sharded and replicated arguments hit, and hundreds of results come back in order."""
+    sharded = jax.device_put(np.arange(16.0, dtype=np.float32), NamedSharding(mesh, P("x")))
+    replicated = jax.device_put(np.ones(16, np.float32), NamedSharding(mesh, P()))
+    function = jax.jit(lambda xs, y: [x * i + y for i, x in enumerate(xs)])
+    compiled = function.lower([sharded] * 300, replicated).compile()
+    warm(compiled, [sharded] * 300, replicated)
+    for i, result in enumerate(compiled([sharded] * 300, replicated)):
+        np.testing.assert_array_equal(result, np.arange(16) * i + 1)
+    assert counts() == (1, 0)
+
+
+@pytest.mark.skipif(LAYOUT_OFF, reason="the object layout is switched off")
+def test_layout_is_proven_for_results():
+    """Results of executables have a proven layout, so that they are fast arguments."""
+    from jaxmarshal import _layout
+
+    result = jax.jit(lambda x: x + 1)(jnp.ones((3, 4)))
+    assert _layout.read(result)["default_layout_proven"]
