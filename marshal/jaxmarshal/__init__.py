@@ -5,14 +5,17 @@ JAX's own code stays the slow path: whatever is not recognised goes there unchan
 """
 
 from jaxmarshal import dispatch
+from jaxmarshal._explain import Explanation, explain
 from jaxmarshal._install import install, installed, uninstall
 from jaxmarshal._version import __version__
 from jaxmarshal.api import device_put, get_include, reset_stats, stats
 
 __all__ = [
+    "Explanation",
     "__version__",
     "device_put",
     "dispatch",
+    "explain",
     "get_include",
     "install",
     "installed",

@@ -567,6 +567,10 @@ cdef int ensure_recorded(object x, int kind, object target, Context context) exc
     return 0
 
 
+cdef inline bint _has_plain_options(object src, object donate, object may_alias) noexcept:
+    return src is None and donate is False and (may_alias is None or may_alias is True)
+
+
 def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
     cdef jm_table table
     cdef Structure structure
@@ -575,9 +579,7 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
     cdef int reason
     if not _active:
         reason = UNSUPPORTED
-    elif src is not None or donate is not False or may_alias is False or (
-        may_alias is not None and may_alias is not True
-    ):
+    elif not _has_plain_options(src, donate, may_alias):
         reason = OPTIONS
     else:
         context = current_context(&reason)
@@ -604,6 +606,36 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
         if reason == NOT_RECORDED:
             try_to_record(records, &table, device, result)
         return result
+    finally:
+        free_structure(&structure)
+        jm_table_free(&table)
+
+
+def probe(x, device=None, *, src=None, donate=False, may_alias=None):
+    """What `device_put` would do with these arguments: (reason, argument number or -1)."""
+    cdef jm_table table
+    cdef Structure structure
+    cdef Py_ssize_t i
+    cdef int reason
+    cdef Context context
+    if not _active:
+        return (UNSUPPORTED, -1)
+    if not _has_plain_options(src, donate, may_alias):
+        return (OPTIONS, -1)
+    context = current_context(&reason)
+    if reason:
+        return (reason, -1)
+    jm_table_init(&table, &counters)
+    init_structure(&structure)
+    try:
+        reason = _prepare(x, device, records_of(context), &structure, &table)
+        if reason == HIT or reason == GUARD:
+            return (reason, -1)
+        # Arguments are resolved in order: the first that has no action is the one that failed.
+        for i in range(table.count):
+            if table.slots[i].action == UNDECIDED:
+                return (reason, i)
+        return (reason, table.count)
     finally:
         free_structure(&structure)
         jm_table_free(&table)

@@ -17,7 +17,7 @@ from jaxmarshal._classify cimport (
 from jaxmarshal._context cimport Context, current_context, post_hook_is_set
 from jaxmarshal._counters cimport counters
 from jaxmarshal._plan cimport (
-    Plan, Plans, check, keep_plan, make_plan, plans_of, record_host_arguments, run
+    Plan, Plans, check, failed_words, keep_plan, make_plan, plans_of, record_host_arguments, run
 )
 from jaxmarshal._stats cimport (
     DELETED, EXECUTABLE, HIT, HOOK, NOT_RECORDED, TREE, UNSUPPORTED, entries, entry_number,
@@ -253,3 +253,40 @@ def compiled_call(self, *args, **kwargs):
         return result
     finally:
         jm_table_free(&table)
+
+
+# --- Asking without running ------------------------------------------------------------------------------
+
+def probe_compiled(compiled, tuple args, dict kwargs):
+    """What `compiled(*args, **kwargs)` would do: (reason, argument, recorded word, found word).
+
+    The argument is a number in the order of the flattened arguments, or -1 for none in particular.
+    """
+    cdef jm_table table
+    cdef Plan plan
+    cdef int reason
+    cdef tuple words = (-1, None, None)
+    cdef Context context = _context_for_execution(&reason)
+    cdef Plans plans = plans_of(compiled)
+    if reason == HIT and plans is not None and not plans.plans:
+        reason = plans.refusal
+    if reason:
+        return (reason, *words)
+    reason = NOT_RECORDED
+    jm_table_init(&table, &counters)
+    try:
+        for item in [] if plans is None else plans.plans:
+            plan = <Plan>item
+            if plan.context is not context:
+                continue
+            if not _matches(plan, args, kwargs, &table):
+                reason = TREE
+                continue
+            reason = check(plan, &table)
+            if reason == HIT:
+                return (HIT, -1, None, None)
+            words = failed_words(plan, &table, reason)
+            break
+    finally:
+        jm_table_free(&table)
+    return (reason, *words)

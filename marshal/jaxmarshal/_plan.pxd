@@ -37,6 +37,7 @@ cdef class Plan:
     cdef list constants         # owned: arrays that go before the arguments, or None
     cdef object execute         # bound method of the loaded executable
     cdef list handlers          # of the results
+    cdef Py_ssize_t failed_at   # the argument at which the guard last failed, or -1; for `explain`
     cdef object unflatten       # from the list of results to the tree, or None: see `Compiled`
 
 # The plans of one owner, the most recently used first.
@@ -56,6 +57,9 @@ cdef int keep_plan(object owner, Plan plan, int reason) except -1
 # The guard: HIT if the arguments in `table` are what the plan wants, else a `_stats.Reason`.
 # Resolves host arguments (`ready`, `plan`, `target` of their slots); no other effect.
 cdef int check(Plan plan, jm_table* table) except -1
+
+# Where and why `check` last failed: (argument number or -1, recorded word, found word).
+cdef tuple failed_words(Plan plan, jm_table* table, int reason)
 
 # Run a plan whose guard has passed; the list of results. Raises what jaxlib raises.
 cdef list run(Plan plan, jm_table* table)

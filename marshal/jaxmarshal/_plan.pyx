@@ -188,6 +188,7 @@ cdef int check(Plan plan, jm_table* table) except -1:
     cdef jm_guard* guard
     cdef bint host = False, words = jm_words_are_known(&layout)
     cdef int reason
+    plan.failed_at = -1
     if table.count != plan.count:
         return NOT_RECORDED
     for i in range(plan.count):
@@ -196,6 +197,7 @@ cdef int check(Plan plan, jm_table* table) except -1:
         if words and jm_words_match(&layout, guard, slot):
             continue
         if (slot.kind == JM_ARRAY) != (guard.kind == JM_ARRAY):
+            plan.failed_at = i
             return NOT_RECORDED
         if slot.kind == JM_ARRAY:
             reason = _check_array(guard, slot)
@@ -203,10 +205,32 @@ cdef int check(Plan plan, jm_table* table) except -1:
             reason = _check_host(guard, slot, plan.context)
             host = True
         if reason:
+            plan.failed_at = i
             return reason
     if host and not transfers_unguarded(True, False):
         return GUARD
     return HIT
+
+
+cdef tuple failed_words(Plan plan, jm_table* table, int reason):
+    cdef jm_guard* guard
+    cdef jm_slot* slot
+    if plan.failed_at < 0:
+        return (-1, None, None)
+    guard = &plan.guards[plan.failed_at]
+    slot = &table.slots[plan.failed_at]
+    found = <object>slot.obj
+    if reason == AVAL:
+        return (plan.failed_at, <object>guard.aval, _reference.abstractify(found))
+    if reason == SHARDING:
+        return (plan.failed_at, <object>guard.sharding, found.sharding)
+    if reason == COMMITTED:
+        return (plan.failed_at, bool(guard.committed), found.committed)
+    if reason == LAYOUT:
+        return (plan.failed_at, "the default layout", found.format.layout)
+    if reason == DELETED:
+        return (plan.failed_at, "a live array", "a deleted array")
+    return (plan.failed_at, None, type(found))
 
 
 # --- Running ---------------------------------------------------------------------------------------
