@@ -172,7 +172,7 @@ def check_compiled(data, args, kwargs):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=hypothesis.settings().max_examples // 6)
+@hypothesis.settings(max_examples=hypothesis.settings().max_examples // 16)
 @hypothesis.given(data=st.data())
 def test_compiled_on_one_device(data):
     """`Compiled.__call__` with any tree of positional and keyword arguments."""
@@ -182,7 +182,7 @@ def test_compiled_on_one_device(data):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=hypothesis.settings().max_examples // 20)
+@hypothesis.settings(max_examples=hypothesis.settings().max_examples // 50)
 @hypothesis.given(data=st.data())
 def test_compiled_on_eight_devices(data):
     """`Compiled.__call__` with sharded and replicated arguments."""
@@ -190,7 +190,7 @@ def test_compiled_on_eight_devices(data):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=hypothesis.settings().max_examples // 6)
+@hypothesis.settings(max_examples=hypothesis.settings().max_examples // 16)
 @hypothesis.given(data=st.data())
 def test_flat_calls(data):
     """`MeshExecutable.call` and `ExecuteReplicated.__call__` with flat arguments."""
