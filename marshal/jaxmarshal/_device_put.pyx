@@ -200,31 +200,30 @@ cdef int resolve_host(jm_slot* slot, TargetPlan target) except -1:
     cdef object obj = <object>slot.obj
     cdef PyObject* found
     cdef LeafPlan plan
-    cdef object host
+    cdef object dtype, host
     if slot.kind == JM_NDARRAY:
         found = _find_leaf(
             target, JM_NDARRAY, <PyObject*>cnp.PyArray_DESCR(obj), cnp.PyArray_NDIM(obj),
             <const Py_ssize_t*>cnp.PyArray_DIMS(obj),
         )
-        host = obj
     elif slot.kind == JM_NP_SCALAR:
         dtype = cnp.PyArray_DescrFromScalar(obj)
         found = _find_leaf(target, JM_NP_SCALAR, <PyObject*>dtype, 0, NULL)
-        host = None if found == NULL else PyArray_FromScalar(obj, NULL)
     else:
         found = target.scalars[slot.kind]
-        host = None
     if found == NULL:
         return NOT_RECORDED
-    plan = <LeafPlan>found
+    plan = <LeafPlan>found    # owned from here on: anything below may run other code
     if slot.kind >= JM_BOOL:
         host = scalar_array(obj, slot.kind, plan.typenum)
         if host is None:
             return VALUE
-    elif plan.narrows:
-        if not narrows_silently(host):
-            return VALUE
-        host = _canonicalize(obj)
+    else:
+        host = obj if slot.kind == JM_NDARRAY else PyArray_FromScalar(obj, NULL)
+        if plan.narrows:
+            if not narrows_silently(host):
+                return VALUE
+            host = _canonicalize(obj)
     Py_INCREF(plan)
     slot.plan = <PyObject*>plan
     Py_INCREF(host)

@@ -73,12 +73,14 @@ cdef list _try_plan(Plan plan, jm_table* table, int* reason):
     if reason[0]:
         return None
     try:
-        return run(plan, table)
+        results = run(plan, table)
     except Exception as error:
         if not _is_about_deleted(error, table):
             raise
+        results = None
+    if results is None:
         reason[0] = DELETED
-    return None
+    return results
 
 
 cdef int _not_now(Plans plans):

@@ -61,7 +61,8 @@ cdef int check(Plan plan, jm_table* table) except -1
 # Where and why `check` last failed: (argument number or -1, recorded word, found word).
 cdef tuple failed_words(Plan plan, jm_table* table, int reason)
 
-# Run a plan whose guard has passed; the list of results. Raises what jaxlib raises.
+# Run a plan whose guard has passed; the list of results, or None if an argument was deleted in the
+# meantime and nothing was run. Raises what jaxlib raises.
 cdef list run(Plan plan, jm_table* table)
 
 # Make a plan for the arguments in `table`, before the reference performs the call, or return None

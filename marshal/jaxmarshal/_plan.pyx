@@ -17,7 +17,7 @@ from jaxmarshal._device_put cimport (
     LeafPlan, TargetPlan, ensure_recorded, find_target, put_host, records_of, resolve_host
 )
 from jaxmarshal._layout cimport (
-    array_aval, array_committed, array_layout_is_default, array_sharding, layout
+    array_aval, array_buffer, array_committed, array_layout_is_default, array_sharding, layout
 )
 from jaxmarshal._stats cimport (
     AVAL, COMMITTED, DELETED, EXECUTABLE, GUARD, HIT, LAYOUT, NOT_RECORDED, SHARDING
@@ -137,10 +137,12 @@ def live_owners() -> int:
 
 cdef inline bint _same(PyObject** recorded, object found) except -1:
     """By pointer first; then by equality, which makes `found` the recorded object."""
-    cdef PyObject* old = recorded[0]
-    if old == <PyObject*>found:
+    cdef object known
+    cdef PyObject* old
+    if recorded[0] == <PyObject*>found:
         return True
-    if type(<object>old) is not type(found) or not (<object>old == found):
+    known = <object>recorded[0]    # held: a comparison may let another thread adopt a pointer
+    if type(known) is not type(found) or not (known == found):
         return False
     Py_INCREF(found)
     old = recorded[0]
@@ -241,8 +243,12 @@ cdef inline void _set_input(list inputs, Py_ssize_t i, object array) noexcept:
 
 
 cdef list _inputs(Plan plan, jm_table* table):
-    """The executable's inputs: constants, arrays as they are, host arguments placed."""
+    """The executable's inputs: constants, arrays as they are, host arguments placed.
+
+    None if an array was deleted by another thread while a host argument was placed.
+    """
     cdef Py_ssize_t i, n = 0
+    cdef bint placed = False
     cdef jm_guard* guard
     cdef jm_slot* slot
     cdef list inputs = PyList_New(plan.inputs)
@@ -261,12 +267,21 @@ cdef list _inputs(Plan plan, jm_table* table):
             _set_input(
                 inputs, n, put_host(slot, <TargetPlan>slot.target, <object>guard.put)
             )
+            placed = True
         n += 1
+    if placed:
+        for i in range(plan.count):
+            slot = &table.slots[i]
+            if slot.kind == JM_ARRAY and array_buffer(<object>slot.obj) == NULL:
+                return None
     return inputs
 
 
 cdef list run(Plan plan, jm_table* table):
-    return plan.execute(_inputs(plan, table)).consume_with_handlers(plan.handlers)
+    cdef list inputs = _inputs(plan, table)
+    if inputs is None:
+        return None
+    return plan.execute(inputs).consume_with_handlers(plan.handlers)
 
 
 # --- Making ----------------------------------------------------------------------------------------
