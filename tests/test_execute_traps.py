@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import threading
 import weakref
@@ -44,9 +43,13 @@ def warm(owner, *args):
     assert counts() == (1, 1)
 
 
-def reference(compiled):
-    """JAX's own way of calling a Compiled."""
-    return functools.partial(_reference.compiled_call, compiled)
+def observe_reference(call, *args, **kwargs):
+    """The same observation with nothing of jaxmarshal in place, also further down the call."""
+    jaxmarshal.uninstall()
+    try:
+        return observe(call, *args, **kwargs)
+    finally:
+        jaxmarshal.install()
 
 
 def column_major(data):
@@ -83,10 +86,9 @@ def test_trap_1_column_major_argument(entry, committed):
     call(rows)
     np.testing.assert_array_equal(call(rows), DATA * 2)
     assert counts(entry) == (1, 1)
-    with_jaxmarshal = observe(call, columns)
+    found = observe(call, columns)
     assert counts(entry) == (0, 1)
-    jaxmarshal.uninstall()
-    assert with_jaxmarshal == observe(call, columns)
+    assert found == observe_reference(call, columns)
 
 
 @pytest.mark.parametrize("kind", ["format", "out_shardings", "auto"])
@@ -108,7 +110,7 @@ def test_trap_1_custom_layouts(kind):
     for _ in range(3):
         for array in arrays:
             found = observe(compiled, array)
-            with_reference = observe(reference(compiled), array)
+            with_reference = observe_reference(compiled, array)
             assert found == with_reference
             if found[0][0] == "returned":
                 np.testing.assert_array_equal(compiled(array), DATA + 1)
@@ -170,7 +172,7 @@ def test_trap_4_context_between_two_calls():
     ):  # fmt: skip
         for array in (good, bad):
             found = observe(compiled, array, context=context)
-            assert found == observe(reference(compiled), array, context=context)
+            assert found == observe_reference(compiled, array, context=context)
     # The first call under x64 was recorded there, and the second was like it.
     assert counts() == (1, 9)
     compiled(good)
@@ -198,8 +200,7 @@ def test_trap_4_transfer_guard():
     assert hits
     for level in ("disallow", "allow", "log"):
         found = observe(compiled, DATA, context=lambda level=level: jax.transfer_guard(level))
-        assert found == observe(
-            reference(compiled), DATA,
+        assert found == observe_reference(compiled, DATA,
             context=lambda level=level: jax.transfer_guard(level),
         )
 
@@ -215,7 +216,7 @@ def test_trap_5_donated_arguments():
     assert counts() == (3, 1)
     gone = observe(compiled, before)
     assert gone[0][0] == "raised"
-    assert gone == observe(reference(compiled), before)
+    assert gone == observe_reference(compiled, before)
     assert compiled(array).tolist() == [5] * 4
 
 
@@ -232,9 +233,7 @@ def test_trap_5_deleted_argument():
     for call in entry_points(compiled).values():
         found = observe(call, array)
         assert found[0][0] == "raised"
-        jaxmarshal.uninstall()
-        assert found == observe(call, array)
-        jaxmarshal.install()
+        assert found == observe_reference(call, array)
 
 
 def test_trap_5_effects_and_callbacks():
@@ -310,8 +309,17 @@ def test_trap_6_committed_elsewhere():
     committed = jax.device_put(np.ones(4, np.float32), jax.devices()[3])
     for array in (uncommitted, committed):
         found = observe(compiled, array)
-        assert counts()[0] == 0
-        assert found == observe(reference(compiled), array)
+        assert counts() == (0, 1)
+        assert found == observe_reference(compiled, array)
+
+
+def test_trap_6_committed_flag():
+    """Trap 6: the committed flag is a word of the guard of its own."""
+    compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compile()
+    warm(compiled, jnp.zeros(4))
+    compiled(jax.device_put(np.zeros(4, np.float32), jax.devices()[0]))
+    reasons = jaxmarshal.stats()["compiled_call"]["misses_by_reason"]
+    assert reasons == {"committed": 1}
 
 
 def test_trap_11_plans_die():
