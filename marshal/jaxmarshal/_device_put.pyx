@@ -276,6 +276,9 @@ cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan) except -1
         return TARGET
     device = sharding._device
     if device is target:
+        # Pinned memory of the same device is another place.
+        if sharding is not plan.sharding and sharding != plan.sharding:
+            return TARGET
         slot.action = WRAP
     elif device.client is target.client:
         slot.action = COPY

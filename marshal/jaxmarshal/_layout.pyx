@@ -203,7 +203,7 @@ def _column_major(device):
 cdef int _find_data_layout(list arrays, object cpu_device) except -1:
     """The words of a runtime buffer that are NULL exactly when the data layout is the default."""
     cdef void* buffer
-    cdef size_t size = 0, vtable = 0, offset
+    cdef size_t size = 0, vtable = 0, allocated, offset
     if not JM_HAVE_ALLOCATION_SIZE:
         _notes.append("data layout: nothing tells the size of an allocation here")
         return 0
@@ -213,12 +213,14 @@ cdef int _find_data_layout(list arrays, object cpu_device) except -1:
     custom = _column_major(cpu_device)
     for array in arrays + custom:
         buffer = jm_word(<void*>array, layout.buffer)
+        allocated = jm_allocation_size(buffer)
         if size == 0:
-            size = jm_allocation_size(buffer)
+            size = allocated
             vtable = <size_t>jm_word(buffer, 0)
+        # An allocator may give more than it was asked for, and not always as much.
+        size = min(size, allocated)
         if (
-            jm_allocation_size(buffer) != size
-            or not SMALLEST_BUFFER <= size <= LARGEST_BUFFER
+            not SMALLEST_BUFFER <= size <= LARGEST_BUFFER
             or <size_t>jm_word(buffer, 0) != vtable
         ):
             _notes.append("data layout: runtime buffers are not of one class")
