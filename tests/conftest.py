@@ -13,7 +13,6 @@ os.environ["XLA_FLAGS"] = (
 import hypothesis
 import jax
 import pytest
-
 from support import Fresh
 
 import jaxmarshal

@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxmarshal import _counters
 from observe import observe
 
 import jaxmarshal
+from jaxmarshal import _counters
 
 #: Do the live-object counters count?
 DEBUG: bool = _counters.debug_build()
@@ -26,7 +26,7 @@ THOROUGH: bool = os.environ.get("JAXMARSHAL_TEST_PROFILE") == "ci"
 
 
 def aligned(shape: Any, dtype: Any = np.float32, offset: int = 0) -> np.ndarray:
-    """1, 2, 3, … at an address `offset` bytes after a multiple of 64: whether JAX copies is fixed."""
+    """1, 2, 3, … at `offset` bytes after a multiple of 64, which decides whether JAX copies."""
     dtype = np.dtype(dtype)
     size = int(np.prod(shape))
     block = np.zeros(size * dtype.itemsize + 192, np.uint8)
@@ -91,13 +91,18 @@ class Fresh:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
         )
 
-    def __call__(self, source: str, **values: Any) -> Any:
-        """What the source assigned to `result`; `values` are its variables at the start."""
+    def __call__(self, source: str, may_die: bool = False, **values: Any) -> Any:
+        """What the source assigned to `result`; `values` are its variables at the start.
+
+        With `may_die`, a process that ended otherwise than in order makes the result "died".
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"source": source, "values": values}) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
+        if may_die and answer["status"]:
+            return "died"
         assert answer["status"] == 0, answer["output"]
         return answer["result"]
 

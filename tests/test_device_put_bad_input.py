@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import LAYOUT_OFF
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jaxmarshal import _counters
 from support import DEBUG, aligned, counts
 
 import jaxmarshal
+from jaxmarshal import _counters
 
 P = PartitionSpec
 Pair = collections.namedtuple("Pair", "left right")
@@ -81,7 +82,9 @@ def outcome(put, *args, **kwargs):
         result = put(*args, **kwargs)
     except BaseException as error:
         return type(error), str(error), type(error.__cause__)
-    return str(jax.tree.structure(result)), str(jax.tree.leaves(result))
+    return str(jax.tree.structure(result)), [
+        str(leaf.aval) if leaf.is_deleted() else repr(leaf) for leaf in jax.tree.leaves(result)
+    ]
 
 
 def live():
@@ -121,7 +124,7 @@ def check(make, target=None, error=None, hits=0, **kwargs):
     plans = live()["live_plans"]
     expected = outcome(jax.device_put, make(), target, **kwargs)
     if error is not None:
-        assert expected[0] is error, expected
+        assert issubclass(expected[0], error), expected
     for _ in range(2):
         assert outcome(jaxmarshal.device_put, make(), target, **kwargs) == expected
     found, reasons = counts()
@@ -204,8 +207,7 @@ def test_objects_with_array():
     """Objects that numpy could convert."""
     value = WithArray()
     check(lambda: value)
-    check_again = outcome(jax.device_put, [value])
-    assert outcome(jaxmarshal.device_put, [value]) == check_again
+    assert outcome(jaxmarshal.device_put, [value]) == outcome(jax.device_put, [value])
 
 
 def test_ragged_lists():
@@ -225,7 +227,7 @@ def test_wide_tree_with_a_bad_end():
     assert jaxmarshal.device_put(array) is array
 
 
-# --- Targets ------------------------------------------------------------------------------------------
+# --- Targets -------------------------------------------------------------------------------------
 
 BAD_TARGETS = {
     "str": lambda: "cpu",
@@ -244,7 +246,6 @@ BAD_TARGETS = {
     "auto layout": lambda: Format(Layout.AUTO, SingleDeviceSharding(device(0)))
     if hasattr(Layout, "AUTO") else Format(Layout((3, 4)), SingleDeviceSharding(device(0))),
     "format of the wrong rank": lambda: Format(Layout((0, 1)), SingleDeviceSharding(device(0))),
-    "format without sharding": lambda: Format(Layout((0,))),
     "devices": lambda: tuple(jax.devices()[:2]),
     "list of devices": lambda: jax.devices()[:3],
     "set": lambda: {device(0)},
@@ -286,7 +287,7 @@ def test_uneven_sharding(shape, where):
     argument = host if where == "host" else jax.device_put(host)
     place = eight()
     found = check(lambda: argument, place, ValueError)
-    assert "divisible" in found[1]
+    assert "evenly divide" in found[1]
     assert argument is host or not argument.is_deleted()
     jaxmarshal.device_put(aligned((8, 8)), place)
 
@@ -322,7 +323,7 @@ def test_wrong_options(keywords):
     check(lambda: GOOD, device(1), **keywords)
 
 
-# --- Trees of targets that do not fit -------------------------------------------------------------------
+# --- Trees of targets that do not fit ------------------------------------------------------------
 
 TREE = {"a": [GOOD, 1.5], "b": (GOOD, Pair(GOOD, 3)), "c": None}
 
@@ -381,7 +382,7 @@ def test_tree_of_targets_with_none_in_odd_places(make):
     assert not isinstance(found[0], type)
 
 
-# --- Dicts, lists and custom nodes --------------------------------------------------------------------
+# --- Dicts, lists and custom nodes ---------------------------------------------------------------
 
 
 class DictSubclass(dict):
@@ -408,7 +409,7 @@ CONTAINERS = {
     "tuple subclass": lambda: TupleSubclass([GOOD]),
     "user dict": lambda: collections.UserDict(a=1),
     "deque": lambda: collections.deque([GOOD]),
-    "generator": lambda: ListSubclass,
+    "generator": lambda: (leaf for leaf in [GOOD]),
 }
 
 
@@ -511,10 +512,13 @@ if module == "jaxmarshal":
     ["list", "dict", "tuple", "namedtuple", "node", "dict with odd keys", "hundred thousand"],
 )
 def test_infinitely_deep_tree(kind, fresh):
-    """A tree that contains itself, or is too deep, ends in the reference's error every time."""
-    expected = fresh(DEEP, kind=kind, module="jax")
-    assert len(expected) == 3
-    assert fresh(DEEP, kind=kind, module="jaxmarshal") == expected
+    """A tree that contains itself, or is too deep, ends in the reference's error every time.
+
+    For some kinds of nodes that error is the end of the process, with plain JAX as well.
+    """
+    expected = fresh(DEEP, may_die=True, kind=kind, module="jax")
+    assert expected == "died" or len(expected) == 3
+    assert fresh(DEEP, may_die=True, kind=kind, module="jaxmarshal") == expected
 
 
 ERRORS = [ValueError("from the node"), KeyError("key"), MemoryError(), RecursionError("mine"),
@@ -634,7 +638,7 @@ def test_node_that_replaces_its_sibling(kind, place):
     assert not isinstance(found[0], type)
 
 
-# --- Arrays that cannot be used --------------------------------------------------------------------------
+# --- Arrays that cannot be used ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", [None, "device", "other", "sharding", "spread"])
@@ -650,6 +654,7 @@ def test_deleted_array(target):
     jaxmarshal.reset_stats()
     array.delete()
     found = check(lambda: array, place)
+    assert jaxmarshal.device_put(array) is array
     if target is not None:
         assert "deleted" in found[1]
 
@@ -661,22 +666,39 @@ def test_donated_array(target):
     array = jax.device_put(aligned(8))
     jax.jit(lambda x: x + 1, donate_argnums=0)(array)
     assert array.is_deleted()
-    check(lambda: [GOOD, array], place)
+    # Without a target an array is its own result, whatever became of it.
+    check(lambda: [GOOD, array], place, hits=0 if target or LAYOUT_OFF else 2)
+
+
+@pytest.mark.parametrize("target", ["device", "other", "sharding", "other sharding", "spread"])
+@pytest.mark.parametrize("make", ["array", "one of many"])
+def test_donated_array_where_such_arrays_were_recorded(target, make):
+    """A donated array keeps its buffer, unlike a deleted one; it is found out all the same."""
+    place = {
+        "device": device(0), "other": device(1), "sharding": SingleDeviceSharding(device(0)),
+        "other sharding": SingleDeviceSharding(device(1)), "spread": eight(),
+    }[target]
+    for _ in range(2):
+        jaxmarshal.device_put(jax.device_put(aligned(8)), place)
+    jaxmarshal.reset_stats()
+    array = jax.device_put(aligned(8))
+    jax.jit(lambda x: x + 1, donate_argnums=0)(array)
+    assert array.is_deleted()
+    found = check((lambda: array) if make == "array" else (lambda: [1.5, array]), place)
+    assert "deleted" in found[1] or make == "one of many"
+    assert counts()[1].get("deleted", 0) == 2 or make == "one of many"
 
 
 def test_donation_by_device_put():
-    """`donate=True` deletes the argument as the reference does, and it is gone for the next call."""
+    """`donate=True` deletes the argument, or does not, as the reference does."""
     deleted = []
     for put in (jax.device_put, jaxmarshal.device_put, jaxmarshal.device_put):
         array = jax.device_put(aligned(8))
         result = put(array, device(1), donate=True)
         deleted.append(array.is_deleted())
         np.testing.assert_array_equal(result, aligned(8))
-        assert outcome(put, [array, 1.5], device(1)) == outcome(
-            jax.device_put, [array, 1.5], device(1)
-        )
     assert len(set(deleted)) == 1
-    assert counts()[0] == (0 if deleted[0] else 1)
+    assert counts() == (0, {"options": 2})
     good()
 
 
@@ -697,7 +719,9 @@ def test_inputs_are_usable_after_an_error():
     """Arguments of a failed call are neither deleted, changed nor kept."""
     host, array = aligned(8), jax.device_put(aligned(8))
     explicit = jax.sharding.Mesh(jax.devices(), ("x",), axis_types=(AxisType.Explicit,))
-    for place in (device(1), eight(), NamedSharding(explicit, P("x")), SingleDeviceSharding(device(0))):
+    for place in (
+        device(1), eight(), NamedSharding(explicit, P("x")), SingleDeviceSharding(device(0)),
+    ):
         for bad in ("text", 2**70, np.zeros(1, ">f4")):
             for put in (jax.device_put, jaxmarshal.device_put):
                 with pytest.raises((TypeError, OverflowError, ValueError)):
