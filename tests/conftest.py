@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -12,6 +13,7 @@ os.environ["XLA_FLAGS"] = (
 import hypothesis
 import jax
 import pytest
+from support import Fresh
 
 import jaxmarshal
 
@@ -27,6 +29,16 @@ hypothesis.settings.load_profile(os.environ.get("JAXMARSHAL_TEST_PROFILE", "quic
 
 #: Is the object layout switched off, so that the readers use public attributes?
 LAYOUT_OFF = os.environ.get("JAXMARSHAL_OBJECT_LAYOUT", "").lower() in ("off", "0", "false")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_collections():
+    """Leave what JAX made at import out of the many collections that tests ask for."""
+    jax.local_devices()
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +61,11 @@ def device_put(request):
 @pytest.fixture
 def mesh():
     return jax.sharding.Mesh(jax.devices(), ("x",))
+
+
+@pytest.fixture(scope="session")
+def fresh():
+    """Run source in a process without a backend; see `support.Fresh`."""
+    server = Fresh()
+    yield server
+    server.close()

@@ -412,9 +412,12 @@ def test_node_that_raises_or_changes_the_tree():
     Evil.action = staticmethod(fail)
     with pytest.raises(ZeroDivisionError, match="flatten"):
         compiled(items)
-    Evil.action = staticmethod(lambda: items.clear())
-    with pytest.raises(Exception):  # noqa: B017 - whatever the reference makes of it
-        compiled(items)
+    changing = [Evil(), jnp.ones(3)]
+    Evil.action = staticmethod(lambda: changing.append(2.0))
+    found = observe(compiled, changing)
+    del changing[2:]
+    # The text says how often the list has grown, and flatten functions run again after a miss.
+    assert found[0][:2] == observe_reference(compiled, changing)[0][:2]
     Evil.action = staticmethod(lambda: None)
     assert compiled([Evil(), jnp.ones(3)]).tolist() == [2, 2, 2]
 

@@ -31,6 +31,12 @@
 #define JM_HAVE_ALLOCATION_SIZE 0
 #endif
 
+/* Py_EnterRecursiveCall promises no more than a non-zero value on failure, and which one differs
+   between versions. 0, or -1 with RecursionError set. */
+static inline int jm_enter_recursive_call(const char *where) {
+    return Py_EnterRecursiveCall(where) ? -1 : 0;
+}
+
 /* Bytes usable from `p`, the start of an allocation of the C library; 0 where nothing tells.
    Must not be called for a pointer that malloc did not return. */
 static inline size_t jm_allocation_size(void *p) {

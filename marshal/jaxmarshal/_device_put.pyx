@@ -30,7 +30,10 @@ from jaxmarshal._stats cimport (
     CONTEXT, DELETED, DTYPE, GUARD, HIT, NOT_RECORDED, OPTIONS, TARGET, TREE, UNSUPPORTED, VALUE, entries,
     entry_number, reason_of_kind
 )
-from jaxmarshal._tree cimport Structure, flatten, free_structure, init_structure, rebuild
+from jaxmarshal._tree cimport (
+    NEEDS_REGISTRY, WHOLE_TREE, Structure, flatten, flatten_by_registry, free_structure,
+    init_structure, rebuild
+)
 
 import numpy as np
 
@@ -257,7 +260,10 @@ cdef inline int _resolve_identity(jm_slot* slot) except -1:
 
 
 cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan) except -1:
-    """Decide what becomes of a jax.Array that has a target; `plan` is what was recorded for it."""
+    """Decide what becomes of a jax.Array that has a target; `plan` is what was recorded for it.
+
+    A donated array keeps its buffer, which only `is_deleted` knows to be gone.
+    """
     cdef object array = <object>slot.obj
     cdef object sharding = array_sharding(array)
     if slot.buffer == NULL:
@@ -267,21 +273,27 @@ cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan) except -1
     if plan.is_sharding:
         if array_committed(array) and (sharding is target or sharding == target):
             return _return_itself(slot)
+        if array.is_deleted():
+            return DELETED
         if (sharding, array_aval(array)) not in plan.moves:
             return NOT_RECORDED
         slot.action = MOVE
-        return DELETED if array.is_deleted() else HIT
+        return HIT
+    if array.is_deleted():
+        return DELETED
     if type(sharding) is not _single_type:
         return TARGET
     device = sharding._device
     if device is target:
+        # Pinned memory of the same device is another place.
+        if sharding is not plan.sharding and sharding != plan.sharding:
+            return TARGET
         slot.action = WRAP
     elif device.client is target.client:
         slot.action = COPY
     else:
         return TARGET
-    # Donation leaves the pointer of the buffer in place: only the runtime knows.
-    return DELETED if array.is_deleted() else HIT
+    return HIT
 
 
 cdef int _resolve(Records records, jm_table* table, object device) except -1:
@@ -512,15 +524,52 @@ cdef Records shard_records_of(Context context):
 cdef int _prepare(
     object x, object device, Records records, Structure* structure, jm_table* table
 ) except -1:
-    """Flatten and resolve. An error on the way is the reference's to raise, so it is a miss."""
+    """Flatten and resolve. An error on the way is the reference's to raise, so it is a miss.
+
+    The exception are errors of the user's own flatten functions: they have run, and are not run
+    again.
+    """
     cdef int reason
     try:
         reason = flatten(x, NULL if device is None else <PyObject*>device, structure, table)
-        if reason == HIT:
-            reason = _resolve(records, table, device)
     except Exception:
-        reason = TREE
-    return reason
+        return TREE
+    if reason == NEEDS_REGISTRY:
+        if device is not None and not _is_target(device):
+            return TREE
+        free_structure(structure)
+        jm_table_free(table)
+        init_structure(structure)
+        jm_table_init(table, &counters)
+        try:
+            reason = flatten_by_registry(x, structure, table)
+        except BaseException:
+            entries[_entry].misses[<int>TREE] += 1
+            raise
+    if reason:
+        return reason
+    try:
+        return _resolve(records, table, device)
+    except Exception:
+        return TREE
+
+
+cdef inline bint _was_flattened(Structure* structure) noexcept:
+    """Has the user's code been run to flatten the tree?"""
+    return structure.count == 1 and structure.steps[0].op == WHOLE_TREE
+
+
+cdef object _put_leaves(
+    Structure* structure, jm_table* table, object device, Records records, int reason,
+    dict options
+):
+    """The reference's call with the leaves of a tree that was flattened by the registry."""
+    cdef Py_ssize_t i
+    leaves = [<object>table.slots[i].obj for i in range(table.count)]
+    leaves = _device_put(leaves, device, **options)
+    if reason == NOT_RECORDED:
+        try_to_record(records, table, device, leaves)
+    return (<object>structure.steps[0].data).unflatten(leaves)
 
 
 cdef int try_to_record(Records records, jm_table* table, object target, object result) except -1:
@@ -534,14 +583,23 @@ cdef int try_to_record(Records records, jm_table* table, object target, object r
 
 
 cdef int _record_call(object x, object device, Records records, object result) except -1:
-    """Record a call that went to the reference before its arguments were looked at."""
+    """Record a call that went to the reference before its arguments were looked at.
+
+    A tree with custom nodes is left to a later call: the reference has run their code already.
+    """
     cdef jm_table table
     cdef Structure structure
     jm_table_init(&table, &counters)
     init_structure(&structure)
     try:
-        if _prepare(x, device, records, &structure, &table) == NOT_RECORDED:
+        if (
+            flatten(x, NULL if device is None else <PyObject*>device, &structure, &table) == HIT
+            and _resolve(records, &table, device) == NOT_RECORDED
+        ):
             try_to_record(records, &table, device, result)
+    except Exception:
+        if JM_DEBUG:
+            raise
     finally:
         free_structure(&structure)
         jm_table_free(&table)
@@ -601,6 +659,11 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
             entries[_entry].hits += 1
             return rebuild(&structure, &table)
         entries[_entry].misses[reason] += 1
+        if _was_flattened(&structure):
+            return _put_leaves(
+                &structure, &table, device, records, reason,
+                {"src": src, "donate": donate, "may_alias": may_alias},
+            )
         result = _device_put(x, device, src=src, donate=donate, may_alias=may_alias)
         if reason == NOT_RECORDED:
             try_to_record(records, &table, device, result)

@@ -24,7 +24,8 @@ from jaxmarshal._stats cimport (
     reason_of_kind
 )
 from jaxmarshal._tree cimport (
-    Structure, flatten, free_structure, init_structure, match, move_structure
+    NEEDS_REGISTRY, WHOLE_TREE, Structure, flatten, flatten_by_registry, free_structure,
+    init_structure, match, match_by_registry, move_structure
 )
 
 from jaxmarshal import _reference
@@ -176,6 +177,8 @@ cdef bint _matches(Plan plan, tuple args, dict kwargs, jm_table* table) except -
     cdef Py_ssize_t step = 0, leaves = 0
     jm_table_clear(table)
     try:
+        if plan.arguments.count == 1 and plan.arguments.steps[0].op == WHOLE_TREE:
+            return match_by_registry((args, kwargs), &plan.arguments, table)
         return (
             match(args, &plan.arguments, &step, &leaves, table)
             and match(kwargs, &plan.arguments, &step, &leaves, table)
@@ -202,6 +205,10 @@ cdef Plan _make_tree_plan(
         reason[0] = flatten(args, NULL, &structure, table)
         if reason[0] == HIT:
             reason[0] = flatten(kwargs, NULL, &structure, table)
+        if reason[0] == NEEDS_REGISTRY:
+            free_structure(&structure)
+            jm_table_clear(table)
+            reason[0] = flatten_by_registry((args, kwargs), &structure, table)
         if reason[0]:
             return None
         constants = params.const_args

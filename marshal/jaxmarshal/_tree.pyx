@@ -14,7 +14,7 @@ from jaxmarshal._classify cimport (
     kind_of_unknown
 )
 from jaxmarshal._counters cimport counters, jm_counters
-from jaxmarshal._stats cimport HIT, TREE, UNKNOWN_TYPE, reason_of_kind
+from jaxmarshal._stats cimport HIT, TREE, reason_of_kind
 
 from jaxmarshal import _reference
 
@@ -30,8 +30,10 @@ cdef extern from *:
     bint PyLong_CheckExact(object obj) noexcept
     int PyUnicode_Compare(object a, object b) except? -1
     bint PyTuple_Check(object obj) noexcept
-    int Py_EnterRecursiveCall(const char* where) except -1
     void Py_LeaveRecursiveCall() noexcept
+
+cdef extern from "jaxmarshal/compat.h":
+    int jm_enter_recursive_call(const char* where) except -1
 
 cdef object _flatten_with_registry = (
     _reference.pytree_registry.flatten if _reference.HAVE_PYTREE else None
@@ -124,7 +126,7 @@ cdef inline PyObject* _child(PyObject* prefix, bint broadcast, Py_ssize_t i, bin
 
 
 cdef inline object _hold(PyObject* prefix):
-    """A reference of our own: flatten functions of custom nodes may change the prefix tree."""
+    """A reference of our own: another thread may change the prefix tree."""
     return None if prefix == NULL else <object>prefix
 
 
@@ -161,7 +163,7 @@ cdef int _flatten_list(list items, PyObject* prefix, Structure* structure, jm_ta
         return TREE
     _add(structure, LIST_NODE, n, NULL)
     for i in range(n):
-        # A custom node's flatten function may have changed either list.
+        # Another thread may have changed either list.
         if PyList_GET_SIZE(items) != n or not (broadcast or PyList_GET_SIZE(held) == n):
             return TREE
         reason = flatten(
@@ -205,9 +207,7 @@ cdef int _flatten_dict(
     cdef object held = _hold(prefix)    # noqa: F841
     cdef list keys = _sorted_keys(mapping)
     if keys is None:
-        if not broadcast:
-            return TREE
-        return _flatten_custom(mapping, prefix, structure, table)
+        return NEEDS_REGISTRY if broadcast else TREE
     if not broadcast and (
         classify(prefix) != JM_DICT or PyDict_Size(<object>prefix) != PyList_GET_SIZE(keys)
     ):
@@ -226,27 +226,19 @@ cdef int _flatten_dict(
     return 0
 
 
-cdef int _flatten_custom(
-    object obj, PyObject* prefix, Structure* structure, jm_table* table
-) except -1:
-    """A subtree through JAX's registry; an object that is no node there is no argument either."""
-    cdef int kind
+cdef int flatten_by_registry(object obj, Structure* structure, jm_table* table) except -1:
+    cdef int kind, reason = HIT
     cdef list leaves
-    cdef object held = _hold(prefix)    # noqa: F841
-    if not _is_prefix_leaf(prefix):
-        return TREE
     leaves, treedef = _flatten_with_registry(obj)
-    if len(leaves) == 1 and leaves[0] is obj:
-        return UNKNOWN_TYPE
-    _add(structure, CUSTOM_NODE, PyList_GET_SIZE(leaves), <PyObject*>treedef)
+    _add(structure, WHOLE_TREE, PyList_GET_SIZE(leaves), <PyObject*>treedef)
     for leaf in leaves:
         kind = classify(<PyObject*>leaf)
         if kind == JM_OTHER:
             kind = kind_of_unknown(leaf)
-        if kind < JM_ARRAY or kind > JM_COMPLEX:
-            return reason_of_kind(kind)
-        push_argument(table, leaf, kind, prefix)
-    return 0
+        if reason == HIT and not JM_ARRAY <= kind <= JM_COMPLEX:
+            reason = reason_of_kind(kind)
+        push_argument(table, leaf, kind, NULL)
+    return reason
 
 
 cdef int _flatten_node(
@@ -265,7 +257,7 @@ cdef int _flatten_node(
     ):
         cls = type(obj)
         return _flatten_tuple(obj, prefix, structure, table, NAMED_NODE, <PyObject*>cls)
-    return _flatten_custom(obj, prefix, structure, table)
+    return NEEDS_REGISTRY if _is_prefix_leaf(prefix) else TREE
 
 
 cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* table) except -1:
@@ -284,7 +276,7 @@ cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* t
         return _add(structure, NONE_NODE, 0, NULL)
     if kind != JM_OTHER and kind < JM_NONE:
         return reason_of_kind(kind)
-    Py_EnterRecursiveCall(" while flattening a pytree")
+    jm_enter_recursive_call(" while flattening a pytree")
     try:
         reason = _flatten_node(obj, kind, prefix, structure, table)
     finally:
@@ -317,9 +309,9 @@ cdef int _match_dict(
     return 1
 
 
-cdef int _match_custom(object obj, Step* step, jm_table* table) except -1:
+cdef int match_by_registry(object obj, Structure* structure, jm_table* table) except -1:
     leaves, treedef = _flatten_with_registry(obj)
-    if treedef != <object>step.data:
+    if treedef != <object>structure.steps[0].data:
         return 0
     for leaf in leaves:
         if not _match_leaf(leaf, table):
@@ -334,7 +326,7 @@ cdef int _match_sequence(
     cdef Py_ssize_t i
     cdef PyObject* child
     for i in range(n):
-        # A custom node's flatten function may have changed a list.
+        # Another thread may have changed a list.
         if (PyList_GET_SIZE(items) if is_list else PyTuple_GET_SIZE(items)) != n:
             return 0
         child = <PyObject*>(PyList_GET_ITEM(items, i) if is_list else PyTuple_GET_ITEM(items, i))
@@ -372,7 +364,7 @@ cdef int _match_node(
             and PyDict_GetItemWithError(_node_types, type(obj)) == NULL
             and _match_sequence(obj, False, node.n, structure, step, leaves, table)
         )
-    return (kind == JM_OTHER or kind == JM_DICT) and _match_custom(obj, node, table)
+    return 0
 
 
 cdef int match(
@@ -390,7 +382,7 @@ cdef int match(
     if node.op == LEAVES:
         leaves[0] = node.n - 1
         return _match_leaf(obj, table)
-    Py_EnterRecursiveCall(" while matching a pytree")
+    jm_enter_recursive_call(" while matching a pytree")
     try:
         matched = _match_node(obj, node, structure, step, leaves, table)
     finally:
@@ -438,7 +430,7 @@ cdef object _build(Cursor* cursor):
         for i in range(step.n):
             PyDict_SetItem(node, (<list>step.data)[i], _build(cursor))
         return node
-    if step.op == CUSTOM_NODE:
+    if step.op == WHOLE_TREE:
         return (<object>step.data).unflatten([_take(cursor) for i in range(step.n)])
     node = PyTuple_New(step.n)
     for i in range(step.n):

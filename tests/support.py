@@ -1,0 +1,123 @@
+"""Helpers of the tests: comparison with plain JAX, exact counts, and fresh processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from observe import observe
+
+import jaxmarshal
+from jaxmarshal import _counters
+
+#: Do the live-object counters count?
+DEBUG: bool = _counters.debug_build()
+
+#: The longer profile of the tests.
+THOROUGH: bool = os.environ.get("JAXMARSHAL_TEST_PROFILE") == "ci"
+
+
+def aligned(shape: Any, dtype: Any = np.float32, offset: int = 0) -> np.ndarray:
+    """1, 2, 3, … at `offset` bytes after a multiple of 64, which decides whether JAX copies."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape))
+    block = np.zeros(size * dtype.itemsize + 192, np.uint8)
+    start = -block.ctypes.data % 64 + offset
+    made = block[start : start + size * dtype.itemsize].view(dtype).reshape(shape)
+    made[...] = np.arange(1, size + 1).reshape(shape).astype(dtype)
+    return made
+
+
+def column_major() -> jax.Array:
+    """An array of 3 rows and 4 columns whose data lie column after column."""
+    return jax.dlpack.from_dlpack(aligned((4, 3)).T)
+
+
+def counts(entry: str = "device_put") -> tuple[int, dict[str, int]]:
+    """(hits, misses by reason) since the last `reset_stats()`."""
+    found = jaxmarshal.stats()[entry]
+    assert found["misses"] == sum(found["misses_by_reason"].values())
+    return found["hits"], found["misses_by_reason"]
+
+
+def same_as_jax(
+    make: Callable[[], Any],
+    target: Any = None,
+    *,
+    context: Any = contextlib.nullcontext,
+    hits: int | None = None,
+    reasons: dict[str, int] | None = None,
+) -> tuple:
+    """Put `make()` with plain JAX and three times with jaxmarshal; all must observe the same.
+
+    Of the three calls `hits` must take the fast path and the others must go to the reference for
+    `reasons`. Without either, the first call finds nothing recorded and the others hit.
+    Returns the observation.
+    """
+    if reasons is None:
+        hits = 2 if hits is None else hits
+        reasons = {"not_recorded": 3 - hits} if hits < 3 else {}
+    expected = observe(jax.device_put, make(), target, context=context)
+    jaxmarshal.reset_stats()
+    for _ in range(3):
+        assert observe(jaxmarshal.device_put, make(), target, context=context) == expected
+    assert counts() == (3 - sum(reasons.values()), reasons)
+    return expected
+
+
+class Fresh:
+    """Runs Python source in processes in which JAX is imported and no backend is initialised.
+
+    One process imports JAX and jaxmarshal and is forked for each source, which is much faster
+    than to start anew. It has no threads as long as it has no backend, so that forking is safe.
+    """
+
+    def __init__(self) -> None:
+        here = Path(__file__).parent
+        package = Path(jaxmarshal.__file__).parents[1]
+        environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
+        environment["PYTHONPATH"] = f"{package}{os.pathsep}{here}"
+        environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+        self._process = subprocess.Popen(
+            [sys.executable, str(here / "fresh_process.py")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,
+        )
+
+    def __call__(self, source: str, may_die: bool = False, **values: Any) -> Any:
+        """What the source assigned to `result`; `values` are its variables at the start.
+
+        With `may_die`, a process that ended otherwise than in order makes the result "died".
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"source": source, "values": values}) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        if may_die and answer["status"]:
+            return "died"
+        assert answer["status"] == 0, answer["output"]
+        return answer["result"]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def config_updated(name: str, value: Any) -> Iterator[None]:
+    """A configuration value for the whole process, all threads."""
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
