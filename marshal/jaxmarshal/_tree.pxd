@@ -39,7 +39,8 @@ cdef void free_structure(Structure* structure) noexcept
 cdef void move_structure(Structure* target, Structure* source) noexcept
 
 # Append the leaves of `obj` to `table` and its nodes to `structure`. `prefix` is a tree prefix of
-# `obj` (each leaf's slot then owns its part of it), or NULL for none. Returns 0, or a `_stats.Reason` when the reference must handle this tree.
+# `obj` (each leaf's slot then owns its part of it), or NULL for none. Returns 0, or a
+# `_stats.Reason` when the reference must handle this tree.
 # Raises on exhausted memory and what a custom node's flatten function raises.
 cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* table) except -1
 

@@ -1,11 +1,11 @@
 """Flattening and rebuilding of pytrees without a treedef."""
 
-from cpython.dict cimport PyDict_Keys, PyDict_Next, PyDict_SetItem, PyDict_Size
+from cpython.dict cimport PyDict_Keys, PyDict_SetItem, PyDict_Size
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
-from libc.stdlib cimport malloc, realloc, free
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from jaxmarshal._argtable cimport jm_slot, jm_table, push_argument
@@ -14,7 +14,7 @@ from jaxmarshal._classify cimport (
     kind_of_unknown
 )
 from jaxmarshal._counters cimport counters, jm_counters
-from jaxmarshal._stats cimport HIT, TREE, UNKNOWN_TYPE, reason_of_kind
+from jaxmarshal._stats cimport TREE, UNKNOWN_TYPE, reason_of_kind
 
 from jaxmarshal import _reference
 
@@ -150,7 +150,9 @@ cdef list _sorted_keys(dict mapping):
     return keys
 
 
-cdef int _flatten_list(list items, PyObject* prefix, Structure* structure, jm_table* table) except -1:
+cdef int _flatten_list(
+    list items, PyObject* prefix, Structure* structure, jm_table* table
+) except -1:
     cdef Py_ssize_t i, n = PyList_GET_SIZE(items)
     cdef bint broadcast = _is_prefix_leaf(prefix)
     cdef int reason
@@ -178,7 +180,7 @@ cdef int _flatten_tuple(
     cdef Py_ssize_t i, n = PyTuple_GET_SIZE(items)
     cdef bint broadcast = _is_prefix_leaf(prefix)
     cdef int reason
-    cdef object held = _hold(prefix)    # noqa: F841
+    cdef object _held = _hold(prefix)
     if not broadcast and (
         type(<object>prefix) is not type(items) or PyTuple_GET_SIZE(<object>prefix) != n
     ):
@@ -202,7 +204,7 @@ cdef int _flatten_dict(
     cdef PyObject* part = prefix
     cdef bint broadcast = _is_prefix_leaf(prefix)
     cdef int reason
-    cdef object held = _hold(prefix)    # noqa: F841
+    cdef object _held = _hold(prefix)
     cdef list keys = _sorted_keys(mapping)
     if keys is None:
         if not broadcast:
@@ -232,7 +234,7 @@ cdef int _flatten_custom(
     """A subtree through JAX's registry; an object that is no node there is no argument either."""
     cdef int kind
     cdef list leaves
-    cdef object held = _hold(prefix)    # noqa: F841
+    cdef object _held = _hold(prefix)
     if not _is_prefix_leaf(prefix):
         return TREE
     leaves, treedef = _flatten_with_registry(obj)
@@ -439,7 +441,7 @@ cdef object _build(Cursor* cursor):
             PyDict_SetItem(node, (<list>step.data)[i], _build(cursor))
         return node
     if step.op == CUSTOM_NODE:
-        return (<object>step.data).unflatten([_take(cursor) for i in range(step.n)])
+        return (<object>step.data).unflatten([_take(cursor) for _ in range(step.n)])
     node = PyTuple_New(step.n)
     for i in range(step.n):
         child = _build(cursor)

@@ -30,4 +30,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *dir(_reference.dispatch)})
 
 
-__all__ = [name for name in dir(_reference.dispatch) if not name.startswith("_")]  # noqa: PLE0605
+__all__ = [name for name in dir(_reference.dispatch) if not name.startswith("_")]
