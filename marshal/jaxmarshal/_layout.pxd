@@ -67,7 +67,7 @@ cdef inline bint array_committed(object array) except -1:
     return committed_attribute(array)
 
 # The runtime buffer, or NULL once it is deleted; a donated array keeps its pointer. Where the word
-# is not known, a pointer that is only good for a comparison with NULL. `except?`: NULL with an error
+# is not known, a pointer only good for a comparison with NULL. `except?`: NULL with an error
 # set means that reading failed.
 cdef inline void* array_buffer(object array) except? NULL:
     if not layout.calibrated:
