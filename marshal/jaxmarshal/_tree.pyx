@@ -10,8 +10,8 @@ from libc.string cimport memcpy
 
 from jaxmarshal._argtable cimport jm_slot, jm_table, push_argument
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_COMPLEX, JM_DICT, JM_LIST, JM_NONE, JM_OTHER, JM_TUPLE, classify,
-    kind_of_unknown
+    JM_ARRAY, JM_COMPLEX, JM_DICT, JM_LIST, JM_NONE, JM_OTHER, JM_TUPLE, Py_TYPE, classify,
+    jm_kind_of_type, kind_of_unknown, types
 )
 from jaxmarshal._counters cimport counters, jm_counters
 from jaxmarshal._stats cimport TREE, UNKNOWN_TYPE, reason_of_kind
@@ -104,12 +104,17 @@ cdef inline int _add_leaf(Structure* structure) except -1:
     return _add(structure, LEAVES, 1, NULL)
 
 
+cdef inline int _prefix_kind(PyObject* prefix) noexcept:
+    """The kind of a part of a prefix tree; `classify`, which counts, is for arguments."""
+    return jm_kind_of_type(&types, Py_TYPE(prefix))
+
+
 cdef inline bint _is_prefix_leaf(PyObject* prefix) noexcept:
     """Does this part of a prefix tree stand for everything below it? None does, as in JAX."""
     cdef int kind
     if prefix == NULL:
         return True
-    kind = classify(prefix)
+    kind = _prefix_kind(prefix)
     if kind == JM_NONE:
         return True
     return not (kind >= JM_LIST or PyTuple_Check(<object>prefix))
@@ -158,7 +163,7 @@ cdef int _flatten_list(
     cdef int reason
     cdef object held = _hold(prefix)
     if not broadcast and (
-        classify(prefix) != JM_LIST or PyList_GET_SIZE(<object>prefix) != n
+        _prefix_kind(prefix) != JM_LIST or PyList_GET_SIZE(<object>prefix) != n
     ):
         return TREE
     _add(structure, LIST_NODE, n, NULL)
@@ -211,7 +216,7 @@ cdef int _flatten_dict(
             return TREE
         return _flatten_custom(mapping, prefix, structure, table)
     if not broadcast and (
-        classify(prefix) != JM_DICT or PyDict_Size(<object>prefix) != PyList_GET_SIZE(keys)
+        _prefix_kind(prefix) != JM_DICT or PyDict_Size(<object>prefix) != PyList_GET_SIZE(keys)
     ):
         return TREE
     _add(structure, DICT_NODE, PyList_GET_SIZE(keys), <PyObject*>keys)
