@@ -44,4 +44,10 @@ static inline size_t jm_allocation_size(void *p) {
 #endif
 }
 
+/* Py_EnterRecursiveCall with one value for an error: -1, with RecursionError set. Python 3.11
+   returns 1. Pair it with Py_LeaveRecursiveCall after a 0. */
+static inline int jm_enter_recursion(const char *where) {
+    return Py_EnterRecursiveCall(where) ? -1 : 0;
+}
+
 #endif

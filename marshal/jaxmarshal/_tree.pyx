@@ -30,8 +30,10 @@ cdef extern from *:
     bint PyLong_CheckExact(object obj) noexcept
     int PyUnicode_Compare(object a, object b) except? -1
     bint PyTuple_Check(object obj) noexcept
-    int Py_EnterRecursiveCall(const char* where) except -1
     void Py_LeaveRecursiveCall() noexcept
+
+cdef extern from "jaxmarshal/compat.h":
+    int jm_enter_recursion(const char* where) except -1
 
 cdef object _flatten_with_registry = (
     _reference.pytree_registry.flatten if _reference.HAVE_PYTREE else None
@@ -291,7 +293,7 @@ cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* t
         return _add(structure, NONE_NODE, 0, NULL)
     if kind != JM_OTHER and kind < JM_NONE:
         return reason_of_kind(kind)
-    Py_EnterRecursiveCall(" while flattening a pytree")
+    jm_enter_recursion(" while flattening a pytree")
     try:
         reason = _flatten_node(obj, kind, prefix, structure, table)
     finally:
