@@ -37,17 +37,21 @@ class ArgKind(enum.IntEnum):
 def add_type(object cls, int kind) -> None:
     """Classify exact instances of `cls` as `kind` from now on; the class is kept alive.
 
-    Raises `TypeError` for what is no class, `MemoryError` when the table is full.
+    Raises `TypeError` for what is no class, `ValueError` for what is no kind, `MemoryError` when
+    the table is full.
     """
     if not isinstance(cls, type):
         raise TypeError(f"expected a class, got {cls!r}")
+    if not 0 <= kind < JM_KIND_COUNT:
+        raise ValueError(f"expected an ArgKind, got {kind}")
     if jm_type_table_set(&types, <PyTypeObject*>cls, kind) < 0:
         raise MemoryError(f"the type table is full; cannot add {cls!r}")
 
 
 def kind_of(obj: object) -> ArgKind:
     """The kind of `obj` by its exact type."""
-    return ArgKind(classify(<PyObject*>obj))
+    cdef int kind = classify(<PyObject*>obj)
+    return ArgKind(kind_of_unknown(obj) if kind == JM_OTHER else kind)
 
 
 cdef int kind_of_unknown(object obj) except -1:

@@ -7,28 +7,25 @@ the reference, whose results are then recorded.
 """
 
 cimport numpy as cnp
-from cpython.dict cimport PyDict_GetItem
-from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memset
 
 from jaxmarshal._argtable cimport (
     jm_slot, jm_table, jm_table_free, jm_table_init, push_argument
 )
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_BOOL, JM_COMPLEX, JM_NDARRAY, JM_NP_SCALAR, JM_OTHER, classify, jm_kind_is_host,
-    kind_of_unknown
+    JM_ARRAY, JM_BOOL, JM_NDARRAY, JM_NP_SCALAR, classify, jm_kind_is_host
 )
 from jaxmarshal._context cimport Context, current_context, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG, counters, jm_counters
 from jaxmarshal._layout cimport array_aval, array_committed, array_dtype, array_sharding
 from jaxmarshal._scalars cimport narrows_silently, scalar_array
 from jaxmarshal._stats cimport (
-    CONTEXT, DELETED, DTYPE, GUARD, HIT, NOT_RECORDED, OPTIONS, TARGET, TREE, UNSUPPORTED, VALUE, entries,
-    entry_number, reason_of_kind
+    CONTEXT, DELETED, DTYPE, GUARD, HIT, NOT_RECORDED, OPTIONS, TARGET, TREE, UNSUPPORTED, VALUE,
+    entries, entry_number, reason_of_kind
 )
 from jaxmarshal._tree cimport (
     NEEDS_REGISTRY, WHOLE_TREE, Structure, flatten, flatten_by_registry, free_structure,
@@ -165,7 +162,7 @@ cdef void _keep_leaf(TargetPlan target, LeafPlan plan) noexcept:
     Py_XDECREF(old)
 
 
-# --- Resolving: the guard ----------------------------------------------------------------------
+# --- Resolving: the guard ------------------------------------------------------------------------
 
 cdef TargetPlan find_target(Records records, object target):
     """What was recorded for a target, or None. Pointers first, then equality."""
@@ -334,7 +331,7 @@ cdef int _resolve(Records records, jm_table* table, object device) except -1:
     return HIT
 
 
-# --- Running: one jaxlib call an argument ----------------------------------------------------------
+# --- Running: one jaxlib call an argument --------------------------------------------------------
 
 cdef object put_host(jm_slot* slot, TargetPlan plan, object target):
     cdef LeafPlan leaf = <LeafPlan>slot.plan
@@ -389,7 +386,7 @@ cdef int _run(jm_table* table, object device) except -1:
     return 0
 
 
-# --- Recording what the reference returned -----------------------------------------------------------
+# --- Recording what the reference returned -------------------------------------------------------
 
 cdef TargetPlan _record_target(Records records, object target, object result):
     """The TargetPlan for `target`, made from a result the first time; None if unsuitable."""
@@ -507,7 +504,7 @@ cdef int _record(Records records, jm_table* table, object device, object leaves)
     return 0
 
 
-# --- Entry points ----------------------------------------------------------------------------------
+# --- Entry points --------------------------------------------------------------------------------
 
 cdef Records records_of(Context context):
     if context.device_put_records is None:

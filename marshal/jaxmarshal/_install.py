@@ -96,7 +96,9 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
 )
 
 _lock = threading.RLock()
-_installed: set[str] = set()
+_installed: set[str] = set()  # what is patched now
+_wanted: set[str] = set()  # what `install()` asked for
+_contexts: list[list[str]] = []  # what each open `installed()` asked for; compared by identity
 
 
 def _switched_off() -> bool:
@@ -147,6 +149,18 @@ def _selected(only: str | Iterable[str] | None) -> list[EntryPoint]:
     return [known[name] for name in names]
 
 
+def _apply() -> None:
+    """Patch what `install()` or an open context asks for, and restore everything else."""
+    held = _wanted.union(*_contexts)
+    for entry in ENTRY_POINTS:
+        if entry.active and entry.name in held - _installed:
+            _replace(entry, entry.original, entry.accelerated)
+            _installed.add(entry.name)
+        elif entry.name in _installed - held:
+            _replace(entry, entry.accelerated, entry.original)
+            _installed.discard(entry.name)
+
+
 def install(only: str | Iterable[str] | None = None) -> None:
     """Accelerate JAX in this process.
 
@@ -160,24 +174,21 @@ def install(only: str | Iterable[str] | None = None) -> None:
     Raises:
       ValueError: for an unknown name; nothing is changed then.
     """
-    entries = _selected(only)
+    names = [entry.name for entry in _selected(only)]
     if _switched_off():
         logger.warning("JAXMARSHAL=off: jaxmarshal is not installed")
         return
     with _lock:
-        for entry in entries:
-            if entry.active and entry.name not in _installed:
-                _replace(entry, entry.original, entry.accelerated)
-                _installed.add(entry.name)
+        _wanted.update(names)
+        _apply()
 
 
 def uninstall() -> None:
     """Put every original object back. Without a previous `install()` this does nothing."""
     with _lock:
-        for entry in ENTRY_POINTS:
-            if entry.name in _installed:
-                _replace(entry, entry.accelerated, entry.original)
-                _installed.discard(entry.name)
+        _wanted.clear()
+        _contexts.clear()
+        _apply()
 
 
 def installed_names() -> frozenset[str]:
@@ -190,15 +201,22 @@ def installed_names() -> frozenset[str]:
 def installed(only: str | Iterable[str] | None = None) -> Iterator[None]:
     """A context in which jaxmarshal is installed.
 
-    On leaving, the entry points that were installed before stay so and the others are restored.
+    On leaving, the entry points that were installed before stay so and the others are restored,
+    except those that a context which is still open, in any thread, asked for.
     """
+    names = [entry.name for entry in _selected(only)]
+    if _switched_off():
+        install(only)
+        names = []
     with _lock:
-        before = installed_names()
-    install(only)
+        before = set(_wanted)
+        _contexts.append(names)
+        _apply()
     try:
         yield
     finally:
         with _lock:
-            uninstall()
-            if before:
-                install(before)
+            _contexts[:] = [other for other in _contexts if other is not names]
+            _wanted.clear()
+            _wanted.update(before)
+            _apply()

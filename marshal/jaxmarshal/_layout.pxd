@@ -19,7 +19,9 @@ cdef extern from "jaxmarshal/layout.h":
         Py_ssize_t layout_words[8]
     void* jm_word(const void* base, Py_ssize_t offset) noexcept nogil
     int jm_byte(const void* base, Py_ssize_t offset) noexcept nogil
-    int jm_buffer_layout_is_default(const jm_array_layout* layout, const void* buffer) noexcept nogil
+    int jm_buffer_layout_is_default(
+        const jm_array_layout* layout, const void* buffer
+    ) noexcept nogil
 
 # The one record of offsets; written by `calibrate` only.
 cdef jm_array_layout layout
@@ -64,8 +66,9 @@ cdef inline bint array_committed(object array) except -1:
         return jm_byte(<void*>array, layout.committed) != 0
     return committed_attribute(array)
 
-# The runtime buffer, or NULL once it is deleted; a donated array keeps its pointer. Where the word is not known, a pointer that is only
-# good for a comparison with NULL. `except?`: NULL with an error set means that reading failed.
+# The runtime buffer, or NULL once it is deleted; a donated array keeps its pointer. Where the word
+# is not known, a pointer only good for a comparison with NULL. `except?`: NULL with an error
+# set means that reading failed.
 cdef inline void* array_buffer(object array) except? NULL:
     if not layout.calibrated:
         calibrate()

@@ -109,7 +109,7 @@ dlpack_to_array = _lookup("jaxlib._jax", "dlpack_managed_tensor_to_buffer")
 pytree_registry = _lookup("jax._src.tree_util", "default_registry")
 pytree_node_types = _lookup("jax._src.tree_util", "_registry")
 
-# --- Modules and the objects that `install` replaces -----------------------------------------------
+# --- Modules and the objects that `install` replaces ---------------------------------------------
 dispatch = _lookup("jax._src", "dispatch")
 device_put: Callable[..., Any] = jax.device_put
 batched_device_put_impl = _lookup("jax._src.dispatch", "batched_device_put_impl")

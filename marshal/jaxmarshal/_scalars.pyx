@@ -6,7 +6,7 @@ reference, whose warnings then name the reference's own lines.
 
 cimport numpy as cnp
 from libc.float cimport FLT_MAX, FLT_MIN
-from libc.math cimport fabs, isfinite, isinf, isnan
+from libc.math cimport fabs, isinf, isnan
 from libc.stdint cimport INT32_MAX, INT32_MIN, uint64_t
 from libc.string cimport memcpy
 

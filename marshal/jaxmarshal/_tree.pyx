@@ -1,17 +1,17 @@
 """Flattening and rebuilding of pytrees without a treedef."""
 
-from cpython.dict cimport PyDict_Keys, PyDict_Next, PyDict_SetItem, PyDict_Size
+from cpython.dict cimport PyDict_Keys, PyDict_SetItem, PyDict_Size
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
-from libc.stdlib cimport malloc, realloc, free
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from jaxmarshal._argtable cimport jm_slot, jm_table, push_argument
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_COMPLEX, JM_DICT, JM_LIST, JM_NONE, JM_OTHER, JM_TUPLE, classify,
-    kind_of_unknown
+    JM_ARRAY, JM_COMPLEX, JM_DICT, JM_LIST, JM_NONE, JM_OTHER, JM_TUPLE, Py_TYPE, classify,
+    jm_kind_of_type, kind_of_unknown, types
 )
 from jaxmarshal._counters cimport counters, jm_counters
 from jaxmarshal._stats cimport HIT, TREE, reason_of_kind
@@ -106,12 +106,17 @@ cdef inline int _add_leaf(Structure* structure) except -1:
     return _add(structure, LEAVES, 1, NULL)
 
 
+cdef inline int _prefix_kind(PyObject* prefix) noexcept:
+    """The kind of a part of a prefix tree; `classify`, which counts, is for arguments."""
+    return jm_kind_of_type(&types, Py_TYPE(prefix))
+
+
 cdef inline bint _is_prefix_leaf(PyObject* prefix) noexcept:
     """Does this part of a prefix tree stand for everything below it? None does, as in JAX."""
     cdef int kind
     if prefix == NULL:
         return True
-    kind = classify(prefix)
+    kind = _prefix_kind(prefix)
     if kind == JM_NONE:
         return True
     return not (kind >= JM_LIST or PyTuple_Check(<object>prefix))
@@ -152,13 +157,15 @@ cdef list _sorted_keys(dict mapping):
     return keys
 
 
-cdef int _flatten_list(list items, PyObject* prefix, Structure* structure, jm_table* table) except -1:
+cdef int _flatten_list(
+    list items, PyObject* prefix, Structure* structure, jm_table* table
+) except -1:
     cdef Py_ssize_t i, n = PyList_GET_SIZE(items)
     cdef bint broadcast = _is_prefix_leaf(prefix)
     cdef int reason
     cdef object held = _hold(prefix)
     if not broadcast and (
-        classify(prefix) != JM_LIST or PyList_GET_SIZE(<object>prefix) != n
+        _prefix_kind(prefix) != JM_LIST or PyList_GET_SIZE(<object>prefix) != n
     ):
         return TREE
     _add(structure, LIST_NODE, n, NULL)
@@ -180,7 +187,7 @@ cdef int _flatten_tuple(
     cdef Py_ssize_t i, n = PyTuple_GET_SIZE(items)
     cdef bint broadcast = _is_prefix_leaf(prefix)
     cdef int reason
-    cdef object held = _hold(prefix)    # noqa: F841
+    cdef object _held = _hold(prefix)
     if not broadcast and (
         type(<object>prefix) is not type(items) or PyTuple_GET_SIZE(<object>prefix) != n
     ):
@@ -204,12 +211,12 @@ cdef int _flatten_dict(
     cdef PyObject* part = prefix
     cdef bint broadcast = _is_prefix_leaf(prefix)
     cdef int reason
-    cdef object held = _hold(prefix)    # noqa: F841
+    cdef object _held = _hold(prefix)
     cdef list keys = _sorted_keys(mapping)
     if keys is None:
         return NEEDS_REGISTRY if broadcast else TREE
     if not broadcast and (
-        classify(prefix) != JM_DICT or PyDict_Size(<object>prefix) != PyList_GET_SIZE(keys)
+        _prefix_kind(prefix) != JM_DICT or PyDict_Size(<object>prefix) != PyList_GET_SIZE(keys)
     ):
         return TREE
     _add(structure, DICT_NODE, PyList_GET_SIZE(keys), <PyObject*>keys)
@@ -431,7 +438,7 @@ cdef object _build(Cursor* cursor):
             PyDict_SetItem(node, (<list>step.data)[i], _build(cursor))
         return node
     if step.op == WHOLE_TREE:
-        return (<object>step.data).unflatten([_take(cursor) for i in range(step.n)])
+        return (<object>step.data).unflatten([_take(cursor) for _ in range(step.n)])
     node = PyTuple_New(step.n)
     for i in range(step.n):
         child = _build(cursor)

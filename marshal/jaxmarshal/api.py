@@ -8,20 +8,28 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxmarshal import _context, _device_put, _reference, _shard_args, _stats
 
 __all__ = ["clear", "device_put", "get_include", "reset_stats", "stats"]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-def _dress(function: Any, reference: Callable[..., Any], name: str, module: str) -> Any:
+
+def _dress(
+    function: Function, reference: Callable[..., Any], name: str, module: str
+) -> Function:
     """Give an accelerated function the reference's signature and documentation."""
-    function.__name__ = name
-    function.__qualname__ = name
-    function.__module__ = module
-    function.__doc__ = reference.__doc__
-    function.__signature__ = inspect.signature(reference)
+    attributes = {
+        "__name__": name,
+        "__qualname__": name,
+        "__module__": module,
+        "__doc__": reference.__doc__,
+        "__signature__": inspect.signature(reference),
+    }
+    for attribute, value in attributes.items():
+        setattr(function, attribute, value)
     return function
 
 

@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *dir(_reference.dispatch)})
+    return dir(_reference.dispatch)
 
 
-__all__ = [name for name in dir(_reference.dispatch) if not name.startswith("_")]  # noqa: PLE0605
+__all__ = [name for name in dir(_reference.dispatch) if not name.startswith("_")]

@@ -1,0 +1,24 @@
+from typing import Any, TypedDict
+
+class _Description(TypedDict):
+    calibrated: bool
+    aval: int | None
+    dtype: int | None
+    sharding: int | None
+    committed: int | None
+    buffer: int | None
+    data_layout: list[int]
+    notes: list[str]
+
+class _Words(TypedDict):
+    aval: Any
+    dtype: Any
+    sharding: Any
+    committed: bool
+    deleted: bool
+    default_layout: bool
+    default_layout_proven: bool
+
+def describe() -> _Description: ...
+def read(array: Any) -> _Words: ...
+def recalibrate() -> _Description: ...

@@ -1,0 +1,6 @@
+from typing import Any
+
+from jaxmarshal.reasons import REASONS as REASONS
+
+def snapshot() -> dict[str, dict[str, Any]]: ...
+def reset() -> None: ...

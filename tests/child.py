@@ -1,0 +1,36 @@
+"""Running a piece of Python in a process of its own, for what one process can do only once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jaxmarshal
+
+#: The folder that the package is imported from, whichever way it was installed.
+PACKAGE_ROOT = Path(jaxmarshal.__file__).resolve().parents[1]
+
+
+def run(*arguments: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
+    """Run Python with arguments, the package on its path and changes to the environment."""
+    variables = dict(os.environ)
+    variables["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(PACKAGE_ROOT), variables.get("PYTHONPATH")])
+    )
+    for name, value in environment.items():
+        variables.pop(name, None)
+        if value is not None:
+            variables[name] = value
+    return subprocess.run(
+        [sys.executable, *arguments], env=variables, capture_output=True, text=True, timeout=120
+    )
+
+
+def run_code(code: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
+    """Run code that has to succeed; what it prints is in `stdout` and `stderr`."""
+    done = run("-c", textwrap.dedent(code), **environment)
+    assert done.returncode == 0, done.stderr
+    return done

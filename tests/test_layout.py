@@ -1,0 +1,326 @@
+"""The words of an array, read from the object, are those of its public attributes."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from child import run_code
+from conftest import LAYOUT_OFF
+from jax.experimental.layout import Format, Layout
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from jaxmarshal import _layout
+
+P = PartitionSpec
+WORDS = ["aval", "dtype", "sharding", "committed", "buffer"]
+
+DTYPES = [
+    np.bool_, np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32, np.float16, np.float32,
+    np.complex64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4,
+]  # fmt: skip
+
+
+def columns(rows=4, width=6):
+    """A column-major ndarray whose data start on a multiple of 64."""
+    block = np.zeros(rows * width * 4 + 64, np.uint8)
+    start = -block.ctypes.data % 64
+    made = block[start : start + rows * width * 4].view(np.float32).reshape(width, rows).T
+    made[...] = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
+    return made
+
+
+def one_device():
+    return SingleDeviceSharding(jax.devices()[0])
+
+
+def column_major():
+    return Format(Layout((1, 0)), one_device())
+
+
+def sharded(spec, shape=(8, 4)):
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(4, 2), ("x", "y"))
+    return jax.device_put(np.zeros(shape, np.float32), NamedSharding(mesh, spec))
+
+
+def deleted():
+    array = jnp.arange(3)
+    array.delete()
+    return array
+
+
+def donated():
+    array = jax.device_put(np.arange(16, dtype=np.float32), jax.devices()[0])
+    jax.jit(lambda x: x + 1, donate_argnums=0)(array)
+    return array
+
+
+def with_x64(value):
+    with jax.enable_x64(True):
+        return jax.device_put(value)
+
+
+ARRAYS = {
+    "scalar": lambda: jnp.float32(1),
+    "weak": lambda: jax.device_put(1.0),
+    "uncommitted": lambda: jnp.zeros((2, 3)),
+    "committed": lambda: jax.device_put(np.zeros((2, 3)), jax.devices()[0]),
+    "committed elsewhere": lambda: jax.device_put(np.zeros((2, 3)), jax.devices()[5]),
+    "committed to a sharding": lambda: jax.device_put(np.zeros(3), one_device()),
+    "empty": lambda: jnp.zeros((0, 3)),
+    "wide": lambda: jnp.zeros((1,) * 10),
+    "float64": lambda: with_x64(np.zeros(3)),
+    "int64": lambda: with_x64(3),
+    "result of jit": lambda: jax.jit(lambda x: x + 1)(jnp.zeros(3)),
+    "result of eager": lambda: jnp.zeros(3) + 1,
+    "sharded": lambda: sharded(P("x", "y")),
+    "partly replicated": lambda: sharded(P("x")),
+    "replicated": lambda: sharded(P()),
+    "shard": lambda: sharded(P("x")).addressable_shards[3].data,
+    **{np.dtype(d).name: lambda d=d: jax.device_put(np.zeros((2, 2), d)) for d in DTYPES},
+}
+
+COLUMN_MAJOR = {
+    "DLPack": lambda: jax.dlpack.from_dlpack(columns()),
+    "device_put of ndarray": lambda: jax.device_put(columns().copy(), column_major()),
+    "device_put of array": lambda: jax.device_put(jnp.zeros((4, 6)), column_major()),
+    "out_shardings": lambda: jax.jit(lambda x: x * 2, out_shardings=column_major())(
+        jnp.zeros((4, 6))
+    ),
+    "cube": lambda: jax.device_put(
+        jnp.zeros((2, 3, 4)), Format(Layout((0, 2, 1)), one_device())
+    ),
+    "elsewhere": lambda: jax.device_put(
+        jnp.zeros((4, 6)), Format(Layout((1, 0)), SingleDeviceSharding(jax.devices()[3]))
+    ),
+}
+
+DEFAULT_FORMATS = {
+    "DLPack": lambda: jax.dlpack.from_dlpack(columns().T),
+    "device_put": lambda: jax.device_put(jnp.zeros((4, 6)), Format(Layout((0, 1)), one_device())),
+    "out_shardings": lambda: jax.jit(
+        lambda x: x * 2, out_shardings=Format(Layout((0, 1)), one_device())
+    )(jnp.zeros((4, 6))),
+    "there and back": lambda: jax.device_put(
+        jax.device_put(jnp.zeros((4, 6)), column_major()), Format(Layout((0, 1)), one_device())
+    ),
+}
+
+
+def is_row_major(array):
+    """What the public attributes say about the data layout."""
+    return array.format.layout.major_to_minor == tuple(range(array.ndim))
+
+
+def assert_words(array):
+    """Every word equals the public attribute; objects are the same objects."""
+    words = _layout.read(array)
+    assert words["aval"] is array.aval
+    assert words["dtype"] is array.dtype
+    assert words["sharding"] is array.sharding
+    assert words["committed"] is array.committed
+    return words
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_words_are_the_public_attributes(name):
+    """Arrays of every placement and dtype, all of them alive and in the default layout."""
+    array = ARRAYS[name]()
+    words = assert_words(array)
+    assert words["deleted"] is False
+    assert words["default_layout"] is is_row_major(array) is True
+    assert words["default_layout_proven"] is not LAYOUT_OFF
+
+
+@pytest.mark.parametrize("name", COLUMN_MAJOR)
+def test_other_data_layouts_are_seen(name):
+    """However a column-major array came to be, it is not taken for a row-major one."""
+    array = COLUMN_MAJOR[name]()
+    words = assert_words(array)
+    assert words["default_layout"] is is_row_major(array) is False
+    assert words["default_layout_proven"] is False
+
+
+@pytest.mark.parametrize("name", DEFAULT_FORMATS)
+def test_an_explicit_default_layout_is_the_default(name):
+    """Asking for the layout that is the default anyway makes no difference to the answer."""
+    array = DEFAULT_FORMATS[name]()
+    assert assert_words(array)["default_layout"] is is_row_major(array) is True
+
+
+def test_a_deleted_array():
+    """Its buffer is gone; its other words can still be read."""
+    array = deleted()
+    words = assert_words(array)
+    assert words["deleted"] is True
+    assert words["default_layout"] is False
+
+
+def test_a_donated_array():
+    """Its words can still be read; a runtime may keep the pointer of a buffer that was donated."""
+    array = donated()
+    assert array.is_deleted()
+    assert assert_words(array)["deleted"] in ({True} if LAYOUT_OFF else {True, False})
+
+
+def test_words_change_with_the_array():
+    """Nothing about an array is remembered: deletion is seen at once."""
+    array = jnp.arange(4)
+    assert _layout.read(array)["deleted"] is False
+    array.delete()
+    assert _layout.read(array)["deleted"] is True
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), 1.0, None, "text", jax.random.key(0)], ids=repr)
+def test_only_array_impl_is_read(value):
+    """Offsets mean nothing in other objects."""
+    with pytest.raises(TypeError, match="expected an ArrayImpl"):
+        _layout.read(value)
+
+
+def test_tracers_are_not_read():
+    """A tracer is no ArrayImpl, whatever `isinstance` says."""
+    with pytest.raises(TypeError, match=r"expected an ArrayImpl, got .*Tracer"):
+        jax.jit(_layout.read)(1.0)
+
+
+def test_describe():
+    """On the supported versions every word is found, inside the object and without a note."""
+    _layout.read(jnp.zeros(3))
+    facts = _layout.describe()
+    assert facts["calibrated"] is True
+    if LAYOUT_OFF:
+        assert [facts[word] for word in WORDS] == [None] * len(WORDS)
+        assert facts["data_layout"] == []
+        assert facts["notes"] == ["switched off by JAXMARSHAL_OBJECT_LAYOUT"]
+        return
+    offsets = [facts[word] for word in WORDS]
+    size = type(jnp.zeros(3)).__basicsize__
+    assert all(object.__basicsize__ <= offset < size for offset in offsets)
+    assert len(set(offsets)) == len(offsets)
+    assert facts["data_layout"] and all(word % 8 == 0 for word in facts["data_layout"])
+    assert facts["notes"] == []
+
+
+def test_recalibration_finds_the_same_words():
+    """Searching again changes nothing and leaves no array alive."""
+    _layout.read(jnp.zeros(3))
+    before, arrays = _layout.describe(), len(jax.live_arrays())
+    after = _layout.recalibrate()
+    assert {word: after[word] for word in WORDS} == {word: before[word] for word in WORDS}
+    assert len(jax.live_arrays()) == arrays
+    assert_words(jnp.zeros(3))
+
+
+def test_calibration_does_not_depend_on_the_heap():
+    """Allocations of one size differ by a few bytes; that must not cost the data layout words."""
+    blocks, found = [], []
+    for i in range(100):
+        blocks.append(bytearray(100 + 37 * i % 300))
+        if i % 3 == 0:
+            del blocks[::7]
+        found.append(_layout.recalibrate())
+    assert all(facts["notes"] == found[0]["notes"] for facts in found)
+    assert {bool(facts["data_layout"]) for facts in found} == {not LAYOUT_OFF}
+
+
+def test_threads():
+    """Threads that read while others search again see the right words."""
+    arrays = [make() for make in ARRAYS.values()]
+    arrays += [make() for make in COLUMN_MAJOR.values()]
+    expected = [is_row_major(array) for array in arrays]
+    failures, stop = [], threading.Event()
+
+    def read():
+        try:
+            while not stop.is_set():
+                found = [assert_words(array)["default_layout"] for array in arrays]
+                assert found == expected
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        _layout.recalibrate()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+REPORT = """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.experimental.layout import Format, Layout
+    from jaxmarshal import _layout
+
+    assert _layout.describe()["calibrated"] is False
+    gone = jnp.arange(3)
+    gone.delete()
+    column_major = Format(Layout((1, 0)), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    for array in (
+        jnp.zeros(3), jax.device_put(1.0), jax.device_put(np.zeros((2, 2)), jax.devices()[-1]),
+        jax.device_put(jnp.zeros((2, 3)), column_major), gone,
+    ):
+        words = _layout.read(array)
+        del words["default_layout_proven"]
+        print({name: str(word) for name, word in words.items()})
+"""
+
+
+@pytest.mark.parametrize("count", ["8", "1"])
+def test_the_switch_changes_no_answer(count):
+    """With JAXMARSHAL_OBJECT_LAYOUT=off, and on a single device, all answers are the same."""
+    flags = f"--xla_force_host_platform_device_count={count}"
+    off, on = (
+        run_code(REPORT, JAXMARSHAL_OBJECT_LAYOUT=switch, XLA_FLAGS=flags).stdout
+        for switch in ("off", None)
+    )
+    assert on == off
+    assert on.count("'default_layout': 'True'") == 3
+
+
+CONTEXTS = """
+    import contextlib, sys
+    import jax, numpy as np
+    from jaxmarshal import _layout
+
+    array = jax.device_put(np.zeros((2, 3), np.float32))
+    mesh = jax.sharding.Mesh(jax.devices(), ("x",))
+    results = []
+
+    def calibrate(context):
+        with context:
+            _layout.recalibrate()
+        results.append(_layout.describe())
+        assert _layout.read(array)["default_layout"]
+
+    calibrate(contextlib.nullcontext())
+    for context in (
+        jax.transfer_guard("disallow"), jax.transfer_guard("disallow_explicit"),
+        jax.default_device(jax.devices()[2]), jax.enable_x64(True), jax.debug_nans(True),
+        jax.disable_jit(), jax.no_execution(True),
+        jax.sharding.use_abstract_mesh(mesh.abstract_mesh), jax.set_mesh(mesh),
+        jax.log_compiles(False), jax.checking_leaks(),
+    ):
+        calibrate(context)
+    jax.jit(lambda x: [calibrate(contextlib.nullcontext()), x][1])(1.0)
+    jax.vmap(lambda x: [calibrate(contextlib.nullcontext()), x][1])(np.zeros(2))
+    for result in results:
+        assert result["notes"] == results[0]["notes"], results
+        assert bool(result.pop("data_layout")) == bool(result["buffer"]), results
+    assert all(result == results[0] for result in results), results
+    assert len(jax.live_arrays()) == 1, jax.live_arrays()
+"""
+
+
+def test_calibration_under_any_context():
+    """The first array may be met under a guard, a trace or a mesh: the words found are the same."""
+    run_code(CONTEXTS)

@@ -1,0 +1,138 @@
+"""A JAX that lacks a private name: nothing fails, and what needs the name stays JAX's own."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+from child import run_code
+
+import jaxmarshal
+from jaxmarshal import _reference
+
+#: Every (module, name) that the gateway asks JAX for.
+LOOKUPS = re.findall(r'_lookup\(\s*"([\w.]+)",\s*"([\w.]+)"\)', inspect.getsource(_reference))
+
+WITHOUT = """
+    import importlib, json
+    import jax, numpy as np
+
+    module, _, name = {name!r}.rpartition(".")
+    module = importlib.import_module(module)
+    original, saved = jax.device_put, getattr(module, name)
+    delattr(module, name)
+    import jaxmarshal
+    setattr(module, name, saved)    # JAX itself needs it
+
+    from jaxmarshal import _doctor, _install, _reference
+    from jax._src import xla_bridge
+    assert not xla_bridge.backends_are_initialized()
+    assert list(_reference.missing) == [{name!r}], _reference.missing
+    for _ in range(2):
+        result = jaxmarshal.device_put({{"a": np.arange(3.0), "b": (1, None)}}, jax.devices()[0])
+        assert np.array_equal(result["a"], np.arange(3.0)) and result["b"][0].committed
+    counts = jaxmarshal.stats()["device_put"]
+    jaxmarshal.install()
+    facts = _doctor.examine()
+    print(json.dumps({{
+        "active": sorted(e.name for e in _install.ENTRY_POINTS if e.active),
+        "installed": sorted(_install.installed_names()),
+        "patched": jax.device_put is not original,
+        "counts": counts,
+        "missing": facts["missing_names"],
+        "report": _doctor.report(facts),
+    }}))
+"""
+
+NEEDED_BY_ALL = [
+    "jax._src.config.trace_context",
+    "jaxlib._jax.batched_device_put",
+    "jax._src.array.ArrayImpl",
+]
+
+
+def without(name):
+    return json.loads(run_code(WITHOUT.format(name=name)).stdout.splitlines()[-1])
+
+
+def test_the_installed_version_lacks_nothing():
+    """On the supported versions every name is there and every capability is on."""
+    assert len(LOOKUPS) == inspect.getsource(_reference).count("= _lookup(") > 30
+    assert _reference.missing == {}
+    flags = {name: value for name, value in vars(_reference).items() if name.startswith("HAVE_")}
+    assert len(flags) >= 5
+    assert all(flags.values())
+    assert _reference.why_not_supported() is None
+
+
+@pytest.mark.parametrize("name", NEEDED_BY_ALL)
+def test_without_a_name_that_all_need(name):
+    """Import and calls work, the entry points are JAX's, and doctor and the counts say so."""
+    found = without(name)
+    assert found["active"] == found["installed"] == []
+    assert not found["patched"]
+    assert found["counts"] == {"hits": 0, "misses": 2, "misses_by_reason": {"unsupported": 2}}
+    assert list(found["missing"]) == [name]
+    assert f"missing names\n  {name}: " in found["report"]
+    assert "inactive: a private name is missing, see above" in found["report"]
+
+
+def test_without_one_entry_point():
+    """What does not need the name is accelerated all the same."""
+    found = without("jax._src.dispatch.batched_device_put_impl")
+    assert found["active"] == found["installed"] == ["device_put"]
+    assert found["patched"]
+    assert found["counts"]["hits"] == 1
+
+
+def test_without_the_layout_probe():
+    """Arrays are read through public attributes where the layout cannot be looked for."""
+    found = without("jaxlib._jax.guard_lib.thread_local_state")
+    assert found["patched"] and found["counts"]["hits"] == 1
+    assert found["report"].count(" public attribute\n") == 6
+
+
+EACH = """
+    import importlib, os, sys
+    import jax, numpy as np
+
+    failed = []
+    for module, name in {lookups!r}:
+        owner, top = importlib.import_module(module), name.partition(".")[0]
+        if os.fork() == 0:
+            try:
+                saved = getattr(owner, top)
+                delattr(owner, top)
+                import jaxmarshal
+                setattr(owner, top, saved)
+                assert f"{{module}}.{{name}}" in jaxmarshal._reference.missing
+                jaxmarshal.install()
+                for _ in range(2):
+                    result = jax.device_put([np.arange(3.0), 1, jax.numpy.zeros(2)])
+                    assert np.array_equal(result[0], np.arange(3.0)) and result[1] == 1
+            except BaseException as error:
+                print(module, name, repr(error), file=sys.stderr, flush=True)
+                os._exit(1)
+            os._exit(0)
+        if os.wait()[1]:
+            failed.append((module, name))
+    assert not failed, failed
+"""
+
+
+@pytest.mark.slow
+def test_without_any_one_name():
+    """Whichever name is missing: the import works, and so do calls with jaxmarshal installed."""
+    run_code(EACH.format(lookups=LOOKUPS), XLA_FLAGS=None)
+
+
+def test_only_the_gateway_names_private_parts_of_jax():
+    """A rename in JAX is one line to change."""
+    package = Path(jaxmarshal.__file__).parent
+    private = re.compile(r"^\s*(from|import) (jax\._src|jaxlib)", re.MULTILINE)
+    sources = [path for pattern in ("*.py", "*.pyx") for path in package.glob(pattern)]
+    assert len(sources) > 5
+    assert [path.name for path in sources if private.search(path.read_text())] == ["_reference.py"]
