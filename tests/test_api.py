@@ -19,7 +19,7 @@ import pytest
 from child import PACKAGE_ROOT, run_code
 
 import jaxmarshal
-from jaxmarshal import _stats, reasons
+from jaxmarshal import _install, _stats, reasons
 
 PACKAGE = Path(jaxmarshal.__file__).parent
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -106,7 +106,7 @@ def test_reasons_are_explained():
     assert reasons.REASONS[0].name == "hit"
     assert all(reason.meaning.endswith(".") for reason in reasons.REASONS)
     assert all(reason.advice.endswith(".") for reason in reasons.REASONS[1:])
-    assert set(_stats.snapshot()) == {"device_put", "batched_device_put_impl"}
+    assert set(_stats.snapshot()) == {entry.name for entry in _install.ENTRY_POINTS}
 
 
 # --- What is shipped ------------------------------------------------------------------------------

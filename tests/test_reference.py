@@ -83,7 +83,8 @@ def test_without_a_name_that_all_need(name):
 def test_without_one_entry_point():
     """What does not need the name is accelerated all the same."""
     found = without("jax._src.dispatch.batched_device_put_impl")
-    assert found["active"] == found["installed"] == ["device_put"]
+    assert "batched_device_put_impl" not in found["active"]
+    assert "device_put" in found["active"] and found["active"] == found["installed"]
     assert found["patched"]
     assert found["counts"]["hits"] == 1
 

@@ -158,7 +158,7 @@ def test_random_trees(tree):
 @pytest.mark.parametrize(
     "tree",
     [[], (), {}, None, Empty(), Node(), Static(1), collections.OrderedDict(), [[], {}, ((),)]],
-    ids=repr,
+    ids=lambda tree: type(tree).__name__,
 )
 def test_trees_without_leaves(tree):
     """Empty containers are rebuilt, not returned, where JAX rebuilds them."""
@@ -316,28 +316,6 @@ def test_errors_of_nodes(stage):
         jax.device_put(tree)
     with pytest.raises(Trouble, match="while"):
         jaxmarshal.device_put(tree)
-
-
-def test_a_node_that_changes_the_tree_while_it_is_flattened():
-    """Lists and dicts may change under our feet: no crash, and JAX gives the answer."""
-    trees = {
-        "list": lambda node: [node, *arrays()[:3]],
-        "dict": lambda node: {"a": node, "b": arrays()[0]},
-    }
-    for make in trees.values():
-
-        class Clears:
-            tree = None
-
-        jax.tree_util.register_pytree_node(
-            Clears,
-            lambda node: (node.tree.clear(), ((), None))[1],
-            lambda _, children: "rebuilt",
-        )
-        node = Clears()
-        node.tree = make(node)
-        jaxmarshal.device_put(node.tree)
-        assert not node.tree
 
 
 def nested(depth, leaf):

@@ -27,3 +27,11 @@ def batched_device_put_impl(
     srcs: Sequence[_Target | None],
     copy_semantics: Sequence[Any],
 ) -> list[Any]: ...
+def probe(
+    x: Any,
+    device: _Target | None = None,
+    *,
+    src: _Target | None = None,
+    donate: bool | Any = False,
+    may_alias: bool | Any | None = None,
+) -> tuple[int, int]: ...

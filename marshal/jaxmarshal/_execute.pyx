@@ -99,7 +99,7 @@ cdef int _keep(object owner, Plan plan, int reason, jm_table* table) except -1:
     return keep_plan(owner, plan, reason)
 
 
-# --- Flat arguments: MeshExecutable.call and ExecuteReplicated.__call__ ----------------------------------
+# --- Flat arguments: MeshExecutable.call and ExecuteReplicated.__call__ --------------------------
 
 cdef int _fill_flat(tuple args, jm_table* table) except -1:
     cdef int kind
@@ -170,7 +170,7 @@ def execute_replicated_call(self, *args):
     return _call_flat(self, args, _replicated_entry, _execute_replicated_call)
 
 
-# --- Trees: Compiled.__call__ --------------------------------------------------------------------------
+# --- Trees: Compiled.__call__ --------------------------------------------------------------------
 
 cdef bint _matches(Plan plan, tuple args, dict kwargs, jm_table* table) except -1:
     """Fill the table if the arguments have the plan's structure. Errors are the reference's."""
@@ -264,7 +264,7 @@ def compiled_call(self, *args, **kwargs):
         jm_table_free(&table)
 
 
-# --- Asking without running ------------------------------------------------------------------------------
+# --- Asking without running ----------------------------------------------------------------------
 
 def probe_compiled(compiled, tuple args, dict kwargs):
     """What `compiled(*args, **kwargs)` would do: (reason, argument, recorded word, found word).

@@ -22,7 +22,7 @@ from jaxmarshal._layout cimport (
 from jaxmarshal._stats cimport (
     AVAL, COMMITTED, DELETED, EXECUTABLE, GUARD, HIT, LAYOUT, NOT_RECORDED, SHARDING
 )
-from jaxmarshal._tree cimport Structure, free_structure, init_structure
+from jaxmarshal._tree cimport free_structure, init_structure
 
 from jaxmarshal import _reference
 
@@ -66,7 +66,7 @@ cdef class Plans:
         self.plans = []
 
 
-# --- Keeping: plans belong to their owner ----------------------------------------------------------
+# --- Keeping: plans belong to their owner --------------------------------------------------------
 
 ctypedef struct RecentOwner:
     PyObject* owner    # borrowed, for comparison only
@@ -133,7 +133,7 @@ def live_owners() -> int:
     return len(_owners)
 
 
-# --- The guard -------------------------------------------------------------------------------------
+# --- The guard -----------------------------------------------------------------------------------
 
 cdef inline bint _same(PyObject** recorded, object found) except -1:
     """By pointer first; then by equality, which makes `found` the recorded object."""
@@ -235,7 +235,7 @@ cdef tuple failed_words(Plan plan, jm_table* table, int reason):
     return (plan.failed_at, None, type(found))
 
 
-# --- Running ---------------------------------------------------------------------------------------
+# --- Running -------------------------------------------------------------------------------------
 
 cdef inline void _set_input(list inputs, Py_ssize_t i, object array) noexcept:
     Py_INCREF(array)
@@ -284,7 +284,7 @@ cdef list run(Plan plan, jm_table* table):
     return plan.execute(inputs).consume_with_handlers(plan.handlers)
 
 
-# --- Making ----------------------------------------------------------------------------------------
+# --- Making --------------------------------------------------------------------------------------
 
 cdef bint _is_plain(object executable) except -1:
     """Can the executable be run by handing arrays to `execute_sharded` and nothing else?"""

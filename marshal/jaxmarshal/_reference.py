@@ -64,7 +64,7 @@ def _have(*objects: Any) -> bool:
     return SUPPORTED and all(obj is not None for obj in objects)
 
 
-# --- Types -------------------------------------------------------------------------------------
+# --- Types ---------------------------------------------------------------------------------------
 ArrayImpl = _lookup("jax._src.array", "ArrayImpl")
 Tracer = _lookup("jax._src.core", "Tracer")
 Ref = _lookup("jax._src.core", "Ref")

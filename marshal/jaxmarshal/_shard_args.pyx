@@ -14,7 +14,7 @@ from jaxmarshal._device_put cimport (
 )
 from jaxmarshal._layout cimport array_sharding
 from jaxmarshal._stats cimport (
-    DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, SHARDING, TARGET, TREE, UNSUPPORTED, entries,
+    DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, SHARDING, TREE, UNSUPPORTED, entries,
     entry_number, reason_of_kind
 )
 

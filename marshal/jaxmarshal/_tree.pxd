@@ -1,8 +1,9 @@
 """Pytrees: flatten into an argument table in one pass, remember the structure, rebuild.
 
-list, tuple, dict, namedtuple and None are walked here. A tree with any other node goes through JAX's
-registry as a whole, once: flatten functions of custom nodes are the user's code, and a call runs them
-as often as the reference does. The order of leaves and of dict keys is that of JAX's own registry.
+list, tuple, dict, namedtuple and None are walked here. A tree with any other node goes through
+JAX's registry as a whole, once: flatten functions of custom nodes are the user's code, and a call
+of device_put runs them as often as the reference does. The order of leaves and of dict keys is that
+of JAX's own registry.
 """
 
 from cpython.object cimport PyObject
@@ -44,21 +45,21 @@ cdef enum:
     NEEDS_REGISTRY = 1000
 
 # Append the leaves of `obj` to `table` and its nodes to `structure`. `prefix` is a tree prefix of
-# `obj` (each leaf's slot then owns its part of it), or NULL for none. Returns 0, NEEDS_REGISTRY, or a
-# `_stats.Reason` when the reference must handle this tree. Runs no code of the user's.
+# `obj` (each leaf's slot then owns its part of it), or NULL for none. Returns 0, NEEDS_REGISTRY, or
+# a `_stats.Reason` when the reference must handle this tree. Runs no code of the user's.
 # Raises on exhausted memory or recursion.
 cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* table) except -1
 
-# The same through JAX's registry, for a tree without prefix and an empty `structure` and `table`. All
-# leaves are appended, also those that are no arguments, for which a Reason is returned.
+# The same through JAX's registry, for a tree without prefix and an empty `structure` and `table`.
+# All leaves are appended, also those that are no arguments, for which a Reason is returned.
 # Raises what flatten functions of custom nodes raise, and that is what the reference would raise.
 cdef int flatten_by_registry(object obj, Structure* structure, jm_table* table) except -1
 
 # Build the tree from each slot's `ready`. Raises what node constructors raise.
 cdef object rebuild(Structure* structure, jm_table* table)
 
-# Append the leaves of `obj` to `table` if its nodes are those of `structure` from step `step[0]` on,
-# where `leaves[0]` leaves of a run are still to come; both are advanced. Returns 1 on a match, 0
+# Append the leaves of `obj` to `table` if its nodes are those of `structure` from step `step[0]`
+# on, where `leaves[0]` leaves of a run are still to come; both are advanced. Returns 1 on a match, 0
 # otherwise (the table then holds some of the leaves). Runs no code of the user's. Raises as
 # `flatten` does.
 cdef int match(

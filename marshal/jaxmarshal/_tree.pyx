@@ -291,7 +291,7 @@ cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* t
     return reason
 
 
-# --- Matching against a recorded structure -----------------------------------------------------------
+# --- Matching against a recorded structure -------------------------------------------------------
 
 cdef inline int _match_leaf(object obj, jm_table* table) except -1:
     cdef int kind = classify(<PyObject*>obj)
@@ -397,7 +397,7 @@ cdef int match(
     return matched
 
 
-# --- Rebuilding ------------------------------------------------------------------------------------
+# --- Rebuilding ----------------------------------------------------------------------------------
 
 ctypedef struct Cursor:
     Structure* structure

@@ -42,15 +42,17 @@ def _accepts(function: Any, reference: Callable[..., Any]) -> bool:
     return ours == theirs
 
 
-def _choose(function: Any, reference: Callable[..., Any], name: str) -> Any:
+def _choose(function: Any, reference: Any, name: str, module: str = __name__) -> Any:
     """The accelerated function, or the reference where a later JAX gave it other parameters."""
+    if reference is None:    # the entry point is inactive then
+        return None
     if not _accepts(function, reference):
         _reference.missing[name] = "it has parameters that jaxmarshal does not know"
         return reference
-    return _dress(function, reference, name, __name__)
+    return _dress(function, reference, name, module)
 
 
-device_put = _choose(_device_put.device_put, _reference.device_put, "device_put")
+device_put = _choose(_device_put.device_put, _reference.device_put, "device_put", "jaxmarshal")
 shard_args = _choose(_shard_args.shard_args, _reference.shard_args, "shard_args")
 batched_device_put = _choose(
     _shard_args.batched_device_put, _reference.pxla_batched_device_put, "batched_device_put"
