@@ -59,8 +59,8 @@ cdef int flatten_by_registry(object obj, Structure* structure, jm_table* table) 
 cdef object rebuild(Structure* structure, jm_table* table)
 
 # Append the leaves of `obj` to `table` if its nodes are those of `structure` from step `step[0]`
-# on, where `leaves[0]` leaves of a run are still to come; both are advanced. Returns 1 on a match, 0
-# otherwise (the table then holds some of the leaves). Runs no code of the user's. Raises as
+# on, where `leaves[0]` leaves of a run are still to come; both are advanced. Returns 1 on a match,
+# 0 otherwise (the table then holds some of the leaves). Runs no code of the user's. Raises as
 # `flatten` does.
 cdef int match(
     object obj, Structure* structure, Py_ssize_t* step, Py_ssize_t* leaves, jm_table* table
