@@ -60,6 +60,7 @@ asan: $(VENV_ASAN)/.installed ## run the tests on a build with the sanitizers on
 
 bench: $(VENV)/.installed ## compare JAX, jaxmarshal and the floor (see bench/README.md)
 	$(VENV)/bin/python -m pytest bench --benchmark-only $(ARGS)
+	$(VENV)/bin/python bench/table.py
 
 lint: $(VENV)/.installed ## check style, types, and stubs against the built modules
 	$(VENV)/bin/ruff check .
