@@ -190,7 +190,9 @@ def test_wide_results_are_released():
     def once():
         big = np.ones(4_000_000, np.float64)
         for target in (None, device(1)):
-            jaxmarshal.device_put([big, big.astype(np.float32)], target)
+            jax.block_until_ready(
+                jaxmarshal.device_put([big, big.astype(np.float32)], target)
+            )
 
     once()
     once()
@@ -199,7 +201,9 @@ def test_wide_results_are_released():
     for _ in range(10):
         once()
     gc.collect()
-    assert resident_bytes() - before < 64 * 2**20
+    # jaxlib gives host buffers back at later calls: a few rounds of 100 MB may be under way, ten
+    # that were kept are 1000 MB.
+    assert resident_bytes() - before < 256 * 2**20
 
 
 @pytest.mark.parametrize("make", list(CALLS.values()), ids=list(CALLS))
