@@ -533,11 +533,14 @@ def test_configuration_of_another_thread():
 
 def test_configuration_of_this_thread_is_not_that_of_others():
     """Trap 4: a new thread does not have the configuration of the thread that started it."""
-    host = aligned(3, np.float64)
+    # Fresh arrays: JAX's own cache of conversions is by array and knows no x64.
+    def host():
+        return aligned(3, np.float64)
+
     with jax.enable_x64(True), jax.transfer_guard("disallow_explicit"):
-        in_thread(lambda: same_as_jax(lambda: host))
-        same_as_jax(lambda: host, reasons={"not_recorded": 3})
-    same_as_jax(lambda: host, hits=3)
+        in_thread(lambda: same_as_jax(host))
+        same_as_jax(host, reasons={"not_recorded": 3})
+    same_as_jax(host, hits=3)
 
 
 def test_listener_on_internal_events():
