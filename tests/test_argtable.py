@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import sys
 
@@ -135,12 +136,21 @@ def test_narrow_calls_stay_off_the_heap(n, blocks):
     assert live() == NOTHING
 
 
+class Noted(collections.namedtuple("Noted", "child")):
+    """A namedtuple that notes the counters when it is rebuilt."""
+
+    __slots__ = ()
+
+    def __new__(cls, child):
+        Watched.seen["rebuild"] = _counters.snapshot()
+        return super().__new__(cls, child)
+
+
 @needs_counters
-@pytest.mark.parametrize(("nodes", "blocks"), [(7, 0), (8, 1), (40, 1)])
+@pytest.mark.parametrize(("nodes", "blocks"), [(5, 0), (6, 1), (40, 1)])
 def test_shallow_structures_stay_off_the_heap(nodes, blocks):
-    """Eight steps of a structure are inline: here a list and its nodes without leaves."""
-    xs = [Watched([])] * nodes
-    jaxmarshal.device_put(xs)
+    """Eight steps of a structure are inline: here a list, empty lists, a namedtuple and None."""
+    jaxmarshal.device_put([*[[]] * nodes, Noted(None)])
     assert Watched.seen["rebuild"]["live_heap"] == blocks
     assert live() == NOTHING
 
