@@ -23,7 +23,7 @@ HEADERS = sorted(glob("include/jaxmarshal/*.h"))
 SANITIZE = "-fsanitize=address,undefined"
 FLAVOURS = {
     # name: (compiler flags, linker flags)
-    "release": (["-O2", "-DNDEBUG", "-g0"], []),
+    "release": (["-O2", "-fno-plt", "-DNDEBUG", "-g0"], []),
     "debug": (["-O1", "-g", "-UNDEBUG", "-DJAXMARSHAL_DEBUG=1"], []),
     "asan": (
         [SANITIZE, "-fno-omit-frame-pointer", "-O1", "-g", "-UNDEBUG", "-DJAXMARSHAL_DEBUG=1"],

@@ -38,6 +38,7 @@ class Case:
       floor: the same work in prepared jaxlib calls, or None.
       least_speedup: reference / jaxmarshal has to be at least this, or None.
       most_over_floor: jaxmarshal / floor may be at most this, or None.
+      devices: how many the work is spread over.
       hits: does the call take the fast path? A refused call has to miss.
     """
 
@@ -48,6 +49,7 @@ class Case:
     floor: Call | None = None
     least_speedup: float | None = None
     most_over_floor: float | None = None
+    devices: int = 1
     hits: bool = True
 
 
@@ -102,7 +104,7 @@ def device_put_cases() -> Iterator[Case]:
         yield case(
             f"np f32[64,8] {name} over 8", (wide, target),
             partial(put, done.aval, target, shards, devices, True),
-            least_speedup=2.2,
+            least_speedup=2.2, devices=8,
         )  # fmt: skip
     yield Case(
         "device_put refused (may_alias=False)", "device_put",
@@ -160,7 +162,7 @@ def execute_cases() -> Iterator[Case]:
         yield Case(
             f"ahead of time, {count} leaves on 8 devices", "compiled_call",
             partial(_reference.compiled_call, compiled, args),
-            partial(_execute.compiled_call, compiled, args), floor, 1.0,
+            partial(_execute.compiled_call, compiled, args), floor, 1.0, devices=8,
         )  # fmt: skip
     compiled, args, floor = _compiled(1)
     executable = compiled._executable

@@ -13,6 +13,9 @@ cdef extern from "jaxmarshal/config_state.h":
     ctypedef struct PyTypeObject:
         traverseproc tp_traverse
 
+cdef extern from "jaxmarshal/dict.h":
+    PyObject* jm_dict_value(object mapping, object name, Py_ssize_t* position) except? NULL
+
 cdef extern from *:
     """
     static inline PyObject **jm_tuple_items(PyObject *tuple) {
@@ -20,7 +23,6 @@ cdef extern from *:
     }
     """
     PyObject** jm_tuple_items(object items) noexcept
-    PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
     object PyObject_CallNoArgs(object callable)
 
 cdef enum:
@@ -36,6 +38,8 @@ cdef object _host_guard = _reference.host_to_device_guard
 cdef object _device_guard = _reference.device_to_device_guard
 cdef dict _bridge = vars(_reference.xla_bridge) if _reference.HAVE_CONTEXT else {}
 cdef dict _util = vars(_reference.util) if _reference.HAVE_CONTEXT else {}
+cdef Py_ssize_t _backend_position = 0
+cdef Py_ssize_t _listener_position = 0
 
 # How the class of JAX's states reports the values it holds, or NULL where it does not.
 cdef traverseproc _traverse = NULL
@@ -111,11 +115,11 @@ cdef Context current_context(int* reason):
     if not _state_is(_current_trace, _eval_trace):
         reason[0] = TRACE
         return None
-    backend = PyDict_GetItemWithError(_bridge, "_default_backend")
+    backend = jm_dict_value(_bridge, "_default_backend", &_backend_position)
     if backend == NULL or backend == <PyObject*>None:
         reason[0] = CONTEXT
         return None
-    listener = PyDict_GetItemWithError(_util, "test_event_listener")
+    listener = jm_dict_value(_util, "test_event_listener", &_listener_position)
     if listener == NULL or listener != <PyObject*>None:
         reason[0] = LISTENER
         return None

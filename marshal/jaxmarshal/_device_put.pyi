@@ -7,12 +7,6 @@ from jax.experimental.layout import Format
 # A tree prefix of targets is any tree, so a type checker cannot say more than JAX does.
 _Target: TypeAlias = jax.Device | jax.sharding.Sharding | jax.sharding.PartitionSpec | Format | Any
 
-class LeafPlan:
-    def __new__(cls, kind: int, dtype: Any, shape: tuple[int, ...]) -> LeafPlan: ...
-
-class TargetPlan: ...
-class Records: ...
-
 def device_put(
     x: Any,
     device: _Target | None = None,

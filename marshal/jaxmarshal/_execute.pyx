@@ -7,6 +7,7 @@ passes; otherwise the reference performs the call and a plan is recorded.
 """
 
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
 
 from jaxmarshal._argtable cimport (
     jm_table, jm_table_clear, jm_table_free, jm_table_init, jm_table_unresolve, push_argument
@@ -16,8 +17,10 @@ from jaxmarshal._classify cimport (
 )
 from jaxmarshal._context cimport Context, current_context, post_hook_is_set
 from jaxmarshal._counters cimport counters
+from jaxmarshal._errors cimport propagate
 from jaxmarshal._plan cimport (
-    Plan, Plans, check, failed_words, keep_plan, make_plan, plans_of, record_host_arguments, run
+    Plan, Plans, build_results, check, failed_words, keep_plan, make_plan, plans_of,
+    record_host_arguments, run, set_results
 )
 from jaxmarshal._stats cimport (
     DELETED, EXECUTABLE, HIT, HOOK, NOT_RECORDED, TREE, UNSUPPORTED, entries, entry_number,
@@ -29,6 +32,11 @@ from jaxmarshal._tree cimport (
 )
 
 from jaxmarshal import _reference
+
+# `check`, `run` and `_match_arguments` as their callers see them; see `_errors`.
+ctypedef int (*check_function)(Plan, jm_table*) noexcept
+ctypedef PyObject* (*run_function)(Plan, jm_table*) noexcept
+ctypedef int (*match_function)(Plan, tuple, dict, jm_table*) noexcept
 
 cdef object _compiled_call = _reference.compiled_call
 cdef object _mesh_executable_call = _reference.mesh_executable_call
@@ -65,23 +73,42 @@ cdef bint _is_about_deleted(object error, jm_table* table) except -1:
     return False
 
 
-cdef list _try_plan(Plan plan, jm_table* table, int* reason):
-    """The results of the plan, or None with a reason why it does not apply."""
+cdef list _deleted_or_raise(jm_table* table, int* reason):
+    """jaxlib has just reported an error: None with DELETED where nothing was run, or raise it."""
     try:
-        reason[0] = check(plan, table)
-    except Exception:
-        reason[0] = NOT_RECORDED    # whatever cannot be compared is the reference's
-    if reason[0]:
-        return None
-    try:
-        results = run(plan, table)
+        propagate()
     except Exception as error:
         if not _is_about_deleted(error, table):
             raise
-        results = None
-    if results is None:
+    reason[0] = DELETED
+    return None
+
+
+cdef int _not_compared() except -1:
+    """The guard has just reported an error: whatever cannot be compared is the reference's."""
+    try:
+        propagate()
+    except Exception:
+        pass
+    return NOT_RECORDED
+
+
+cdef list _try_plan(Plan plan, jm_table* table, int* reason):
+    """The results of the plan, or None with a reason why it does not apply."""
+    cdef PyObject* results
+    reason[0] = (<check_function>check)(plan, table)
+    if reason[0] < 0:
+        reason[0] = _not_compared()
+    if reason[0]:
+        return None
+    results = (<run_function>run)(plan, table)
+    if results == NULL:
+        return _deleted_or_raise(table, reason)
+    found = <object>results
+    Py_DECREF(found)    # `found` owns it now
+    if found is None:
         reason[0] = DELETED
-    return results
+    return found
 
 
 cdef int _not_now(Plans plans):
@@ -172,20 +199,26 @@ def execute_replicated_call(self, *args):
 
 # --- Trees: Compiled.__call__ --------------------------------------------------------------------
 
+cdef int _match_arguments(Plan plan, tuple args, dict kwargs, jm_table* table) except -1:
+    cdef Py_ssize_t step = 0, leaves = 0
+    if plan.arguments.count == 1 and plan.arguments.steps[0].op == WHOLE_TREE:
+        return match_by_registry((args, kwargs), &plan.arguments, table)
+    return (
+        match(args, &plan.arguments, &step, &leaves, table)
+        and match(kwargs, &plan.arguments, &step, &leaves, table)
+        and step == plan.arguments.count and leaves == 0
+    )
+
+
 cdef bint _matches(Plan plan, tuple args, dict kwargs, jm_table* table) except -1:
     """Fill the table if the arguments have the plan's structure. Errors are the reference's."""
-    cdef Py_ssize_t step = 0, leaves = 0
+    cdef int matched
     jm_table_clear(table)
-    try:
-        if plan.arguments.count == 1 and plan.arguments.steps[0].op == WHOLE_TREE:
-            return match_by_registry((args, kwargs), &plan.arguments, table)
-        return (
-            match(args, &plan.arguments, &step, &leaves, table)
-            and match(kwargs, &plan.arguments, &step, &leaves, table)
-            and step == plan.arguments.count and leaves == 0
-        )
-    except Exception:
+    matched = (<match_function>_match_arguments)(plan, args, kwargs, table)
+    if matched < 0:
+        _not_compared()
         return False
+    return matched
 
 
 cdef Plan _make_tree_plan(
@@ -217,10 +250,9 @@ cdef Plan _make_tree_plan(
         plan = make_plan(context, table, executable.unsafe_call, constants or None, reason)
         if plan is not None:
             move_structure(&plan.arguments, &structure)
-            out_tree = params.out_tree
-            # One node may also be an empty container.
-            if out_tree.num_nodes != 1 or out_tree.num_leaves != 1:
-                plan.unflatten = out_tree.unflatten
+            if not set_results(plan, params.out_tree):
+                reason[0] = EXECUTABLE
+                return None
         return plan
     except Exception:
         reason[0] = TREE
@@ -252,9 +284,7 @@ def compiled_call(self, *args, **kwargs):
                 results = _try_plan(plan, &table, &reason)
                 if results is not None:
                     entries[_compiled_entry].hits += 1
-                    if plan.unflatten is None:
-                        return results[0]
-                    return plan.unflatten(results)
+                    return build_results(plan, results)
         entries[_compiled_entry].misses[reason] += 1
         plan = _make_tree_plan(self, args, kwargs, context, &table, &reason)
         result = _compiled_call(self, *args, **kwargs)

@@ -38,7 +38,8 @@ cdef class Plan:
     cdef object execute         # bound method of the loaded executable
     cdef list handlers          # of the results
     cdef Py_ssize_t failed_at   # the argument at which the guard last failed, or -1; for `explain`
-    cdef object unflatten       # from the list of results to the tree, or None: see `Compiled`
+    cdef Structure results      # of the tree of results; empty for a flat list
+    cdef object unflatten       # where only JAX can build that tree: makes it of the list, or None
 
 # The plans of one owner, the most recently used first.
 cdef class Plans:
@@ -64,6 +65,12 @@ cdef tuple failed_words(Plan plan, jm_table* table, int reason)
 # Run a plan whose guard has passed; the list of results, or None if an argument was deleted in the
 # meantime and nothing was run. Raises what jaxlib raises.
 cdef list run(Plan plan, jm_table* table)
+
+# The tree of the results that `run` returned. Raises what node constructors raise.
+cdef object build_results(Plan plan, list results)
+
+# Have `build_results` make trees of this structure. 0 where the plan has not as many results.
+cdef bint set_results(Plan plan, object treedef) except -1
 
 # Make a plan for the arguments in `table`, before the reference performs the call, or return None
 # with a reason where only the reference can run this executable with such arguments. `executable`

@@ -1,8 +1,8 @@
 """Plans: making, keeping, guarding and running them."""
 
-from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
@@ -13,7 +13,7 @@ from jaxmarshal._argtable cimport jm_slot, jm_table
 from jaxmarshal._classify cimport JM_ARRAY
 from jaxmarshal._context cimport Context, on_forget, transfers_unguarded
 from jaxmarshal._counters cimport counters, jm_counters
-from jaxmarshal._device_put cimport (
+from jaxmarshal._records cimport (
     LeafPlan, TargetPlan, ensure_recorded, find_target, put_host, records_of, resolve_host
 )
 from jaxmarshal._layout cimport (
@@ -22,7 +22,7 @@ from jaxmarshal._layout cimport (
 from jaxmarshal._stats cimport (
     AVAL, COMMITTED, DELETED, EXECUTABLE, GUARD, HIT, LAYOUT, NOT_RECORDED, SHARDING
 )
-from jaxmarshal._tree cimport free_structure, init_structure
+from jaxmarshal._tree cimport free_structure, init_structure, rebuild, record_treedef
 
 from jaxmarshal import _reference
 
@@ -32,10 +32,19 @@ cdef extern from *:
     """
     void JM_COUNT_PLANS(jm_counters* counters, int by) noexcept
 
+cdef extern from *:
+    """
+    static inline PyObject **jm_list_items(PyObject *list) {
+        return ((PyListObject *)list)->ob_item;
+    }
+    """
+    PyObject** jm_list_items(object items) noexcept
+
 cdef enum:
     RECENT_OWNERS = 256    # a power of two
     MOST_FAILURES = 10     # then one call in 1023 tries to make a plan
 
+cdef object _consume = _reference.consume_results
 cdef object _single_type = _reference.SingleDeviceSharding
 cdef object _named_type = _reference.NamedSharding
 
@@ -43,6 +52,7 @@ cdef object _named_type = _reference.NamedSharding
 cdef class Plan:
     def __cinit__(self, Py_ssize_t count):
         init_structure(&self.arguments)
+        init_structure(&self.results)
         self.count = count
         self.guards = <jm_guard*>calloc(count if count else 1, sizeof(jm_guard))
         if self.guards == NULL:
@@ -59,6 +69,7 @@ cdef class Plan:
             free(self.guards)
             JM_COUNT_PLANS(&counters, -1)
         free_structure(&self.arguments)
+        free_structure(&self.results)
 
 
 cdef class Plans:
@@ -237,12 +248,12 @@ cdef tuple failed_words(Plan plan, jm_table* table, int reason):
 
 # --- Running -------------------------------------------------------------------------------------
 
-cdef inline void _set_input(list inputs, Py_ssize_t i, object array) noexcept:
+cdef inline void _set_input(tuple inputs, Py_ssize_t i, object array) noexcept:
     Py_INCREF(array)
-    PyList_SET_ITEM(inputs, i, array)
+    PyTuple_SET_ITEM(inputs, i, array)
 
 
-cdef list _inputs(Plan plan, jm_table* table):
+cdef tuple _inputs(Plan plan, jm_table* table):
     """The executable's inputs: constants, arrays as they are, host arguments placed.
 
     None if an array was deleted by another thread while a host argument was placed.
@@ -251,7 +262,7 @@ cdef list _inputs(Plan plan, jm_table* table):
     cdef bint placed = False
     cdef jm_guard* guard
     cdef jm_slot* slot
-    cdef list inputs = PyList_New(plan.inputs)
+    cdef tuple inputs = PyTuple_New(plan.inputs)    # quicker to make than a list
     if plan.constants is not None:
         for array in plan.constants:
             _set_input(inputs, n, array)
@@ -278,10 +289,24 @@ cdef list _inputs(Plan plan, jm_table* table):
 
 
 cdef list run(Plan plan, jm_table* table):
-    cdef list inputs = _inputs(plan, table)
+    cdef tuple inputs = _inputs(plan, table)
     if inputs is None:
         return None
-    return plan.execute(inputs).consume_with_handlers(plan.handlers)
+    return _consume(plan.execute(inputs), plan.handlers)
+
+
+cdef object build_results(Plan plan, list results):
+    if plan.unflatten is not None:
+        return plan.unflatten(results)
+    return rebuild(&plan.results, jm_list_items(results), sizeof(void*))
+
+
+cdef bint set_results(Plan plan, object treedef) except -1:
+    if treedef.num_leaves != len(plan.handlers):
+        return False
+    if not record_treedef(treedef, &plan.results):
+        plan.unflatten = treedef.unflatten
+    return True
 
 
 # --- Making --------------------------------------------------------------------------------------

@@ -123,6 +123,7 @@ ExecuteReplicated = _lookup("jax._src.interpreters.pxla", "ExecuteReplicated")
 compiled_call = _lookup("jax._src.stages", "Compiled.__call__")
 mesh_executable_call = _lookup("jax._src.interpreters.pxla", "MeshExecutable.call")
 execute_replicated_call = _lookup("jax._src.interpreters.pxla", "ExecuteReplicated.__call__")
+consume_results = _lookup("jaxlib._jax", "ExecuteResults.consume_with_handlers")
 pxla_batched_device_put = _lookup("jax._src.interpreters.pxla", "batched_device_put")
 
 # --- Capabilities --------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ HAVE_DEVICE_PUT: bool = (
 )
 HAVE_EXECUTE: bool = HAVE_DEVICE_PUT and _have(
     Compiled, MeshExecutable, ExecuteReplicated, compiled_call, mesh_executable_call,
-    execute_replicated_call, post_hook, abstractify,
+    execute_replicated_call, consume_results, post_hook, abstractify,
 )
 HAVE_LAYOUT_PROBE: bool = _have(
     ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put, guard_thread_state,

@@ -9,7 +9,7 @@ from jaxmarshal._classify cimport (
 )
 from jaxmarshal._context cimport Context, current_context, transfers_unguarded
 from jaxmarshal._counters cimport counters
-from jaxmarshal._device_put cimport (
+from jaxmarshal._records cimport (
     Records, TargetPlan, find_target, put_host, resolve_host, shard_records_of, try_to_record
 )
 from jaxmarshal._layout cimport array_sharding

@@ -21,7 +21,8 @@ cdef enum Op:
 ctypedef struct Step:
     Op op
     Py_ssize_t n
-    PyObject* data    # owned, or NULL
+    PyObject* data           # owned, or NULL
+    Py_ssize_t* positions    # DICT_NODE: owned heap block, where `match` found each key, or NULL
 
 cdef enum:
     INLINE_STEPS = 8
@@ -55,8 +56,13 @@ cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* t
 # Raises what flatten functions of custom nodes raise, and that is what the reference would raise.
 cdef int flatten_by_registry(object obj, Structure* structure, jm_table* table) except -1
 
-# Build the tree from each slot's `ready`. Raises what node constructors raise.
-cdef object rebuild(Structure* structure, jm_table* table)
+# Record the nodes of a treedef in an empty `structure`. 0 if one of them is of a kind that only JAX
+# can build; the structure is then half recorded.
+cdef bint record_treedef(object treedef, Structure* structure) except -1
+
+# Build the tree. Its leaves are at `leaf` and every `stride` bytes from there; borrowed.
+# Raises what node constructors raise.
+cdef object rebuild(Structure* structure, PyObject** leaf, size_t stride)
 
 # Append the leaves of `obj` to `table` if its nodes are those of `structure` from step `step[0]`
 # on, where `leaves[0]` leaves of a run are still to come; both are advanced. Returns 1 on a match,

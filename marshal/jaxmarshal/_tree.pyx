@@ -5,10 +5,10 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_S
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
-from jaxmarshal._argtable cimport jm_slot, jm_table, push_argument
+from jaxmarshal._argtable cimport jm_table, push_argument
 from jaxmarshal._classify cimport (
     JM_ARRAY, JM_COMPLEX, JM_DICT, JM_LIST, JM_NONE, JM_OTHER, JM_TUPLE, Py_TYPE, classify,
     jm_kind_of_type, kind_of_unknown, types
@@ -32,6 +32,9 @@ cdef extern from *:
     bint PyTuple_Check(object obj) noexcept
     void Py_LeaveRecursiveCall() noexcept
 
+cdef extern from "jaxmarshal/dict.h":
+    PyObject* jm_dict_at(object mapping, object key, Py_ssize_t position) noexcept
+
 cdef extern from "jaxmarshal/compat.h":
     int jm_enter_recursive_call(const char* where) except -1
 
@@ -51,6 +54,9 @@ cdef void free_structure(Structure* structure) noexcept:
     cdef Py_ssize_t i
     for i in range(structure.count):
         Py_XDECREF(structure.steps[i].data)
+        if structure.steps[i].positions != NULL:
+            free(structure.steps[i].positions)
+            JM_COUNT_HEAP(&counters, -1)
     if structure.steps != structure.inline_steps:
         free(structure.steps)
         JM_COUNT_HEAP(&counters, -1)
@@ -90,6 +96,7 @@ cdef inline int _add(Structure* structure, Op op, Py_ssize_t n, PyObject* data) 
     step.op = op
     step.n = n
     step.data = data
+    step.positions = NULL
     if data != NULL:
         Py_INCREF(<object>data)
     structure.count += 1
@@ -301,18 +308,40 @@ cdef inline int _match_leaf(object obj, jm_table* table) except -1:
     return 1
 
 
+cdef int _find_positions(dict mapping, Step* node) except -1:
+    """Remember where the keys are in a dict that has just matched."""
+    cdef Py_ssize_t i
+    cdef dict rank = {key: i for i, key in enumerate(mapping)}
+    cdef Py_ssize_t* positions = <Py_ssize_t*>malloc(max(node.n, 1) * sizeof(Py_ssize_t))
+    if positions == NULL:
+        raise MemoryError()
+    for i in range(node.n):
+        positions[i] = rank[(<list>node.data)[i]]
+    node.positions = positions
+    JM_COUNT_HEAP(&counters, 1)
+    return 0
+
+
 cdef int _match_dict(
-    dict mapping, list keys, Structure* structure, Py_ssize_t* step, Py_ssize_t* leaves,
+    dict mapping, Step* node, Structure* structure, Py_ssize_t* step, Py_ssize_t* leaves,
     jm_table* table
 ) except -1:
     cdef PyObject* value
     cdef Py_ssize_t i
-    if PyDict_Size(mapping) != PyList_GET_SIZE(keys):
+    cdef list keys = <list>node.data
+    if PyDict_Size(mapping) != node.n:
         return 0
-    for i in range(PyList_GET_SIZE(keys)):
-        value = PyDict_GetItemWithError(mapping, <object>PyList_GET_ITEM(keys, i))
+    for i in range(node.n):
+        value = NULL
+        key = <object>PyList_GET_ITEM(keys, i)
+        if node.positions != NULL:
+            value = jm_dict_at(mapping, key, node.positions[i])
+        if value == NULL:
+            value = PyDict_GetItemWithError(mapping, key)
         if value == NULL or not match(<object>value, structure, step, leaves, table):
             return 0
+    if node.positions == NULL:
+        _find_positions(mapping, node)
     return 1
 
 
@@ -363,7 +392,7 @@ cdef int _match_node(
         )
     if node.op == DICT_NODE:
         return kind == JM_DICT and _match_dict(
-            obj, <list>node.data, structure, step, leaves, table
+            obj, node, structure, step, leaves, table
         )
     if node.op == NAMED_NODE:
         return (
@@ -399,16 +428,47 @@ cdef int match(
 
 # --- Rebuilding ----------------------------------------------------------------------------------
 
+cdef bint record_treedef(object treedef, Structure* structure) except -1:
+    cdef PyObject* data = NULL
+    cdef Op op
+    node = treedef.node_data()
+    if node is None:
+        _add_leaf(structure)
+        return True
+    cls, keys = node
+    children = treedef.children()
+    if cls is list:
+        op = LIST_NODE
+    elif cls is tuple:
+        op = TUPLE_NODE
+    elif cls is type(None):
+        op = NONE_NODE
+    elif cls is dict:
+        op = DICT_NODE
+        data = <PyObject*>keys
+    elif (
+        issubclass(cls, tuple) and hasattr(cls, "_fields")
+        and PyDict_GetItemWithError(_node_types, cls) == NULL
+    ):
+        op = NAMED_NODE
+        data = <PyObject*>cls
+    else:
+        return False
+    _add(structure, op, len(children), data)
+    return all([record_treedef(child, structure) for child in children])
+
+
 ctypedef struct Cursor:
     Structure* structure
-    jm_slot* slot
+    PyObject** leaf      # the next one
+    size_t stride        # bytes from one leaf to the next
     Py_ssize_t step
     Py_ssize_t leaves    # leaves still to take from the current LEAVES step
 
 
 cdef inline object _take(Cursor* cursor):
-    cdef object leaf = <object>cursor.slot.ready
-    cursor.slot += 1
+    cdef object leaf = <object>cursor.leaf[0]
+    cursor.leaf = <PyObject**>(<char*>cursor.leaf + cursor.stride)
     return leaf
 
 
@@ -449,10 +509,11 @@ cdef object _build(Cursor* cursor):
     return node
 
 
-cdef object rebuild(Structure* structure, jm_table* table):
+cdef object rebuild(Structure* structure, PyObject** leaf, size_t stride):
     cdef Cursor cursor
     cursor.structure = structure
-    cursor.slot = table.slots
+    cursor.leaf = leaf
+    cursor.stride = stride
     cursor.step = 0
     cursor.leaves = 0
     return _build(&cursor)

@@ -1,4 +1,4 @@
-"""Records and actions of `device_put`, the first entry point on the argument table.
+"""Records of where arguments go, and the placing of host data by them.
 
 What is recorded hangs below a `Context`: TargetPlan per target, LeafPlan per kind, dtype and shape
 of a host argument. All of it comes from arrays the reference returned. Records own avals,
@@ -8,6 +8,15 @@ shardings, dtypes and devices, and never an argument.
 from cpython.object cimport PyObject
 from jaxmarshal._argtable cimport jm_slot, jm_table
 from jaxmarshal._context cimport Context
+
+# What an entry point decided to do with an argument.
+cdef enum Action:
+    UNDECIDED
+    RETURN     # `ready` is set already
+    PUT_HOST   # host data to the devices of the target
+    WRAP       # an array on the target device: a new array on the same buffer
+    COPY       # an array on another device of the same client
+    MOVE       # an array to another sharding, as the reference's own shard_args does it
 
 cdef enum:
     LEAF_TABLE = 256    # a power of two
@@ -55,6 +64,12 @@ cdef Records shard_records_of(Context context)
 # Record what the reference returned for the arguments in the table, whose targets are `target` or
 # their prefixes. Failures leave them unrecorded; they raise in a debug build only.
 cdef int try_to_record(Records records, jm_table* table, object target, object result) except -1
+
+# Is it a kind of target for which records are kept? None, the default one, aside.
+cdef bint is_target(object target) noexcept
+
+# Is it a dtype of plain numbers, ml_dtypes' included?
+cdef bint is_numeric(object dtype) noexcept
 
 # The record for a target, or None.
 cdef TargetPlan find_target(Records records, object target)
