@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import threading
 import weakref
@@ -300,6 +301,55 @@ def test_trap_5_keys_and_float0():
         assert gradient(3).dtype == jax.dtypes.float0
 
 
+def test_trap_5_typed_keys_hit():
+    """Trap 5: typed keys, alone, batched and among arrays, go through plans."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jnp.arange(3.0)
+
+    def draw(keys, x):
+        return keys[::-1], jax.vmap(jax.random.normal)(keys) + x
+
+    compiled = jax.jit(draw).lower(keys, x).compile()
+    warm(compiled, keys, x)
+    for seed in range(3):
+        other = jax.random.split(jax.random.key(seed), 3)
+        backwards, drawn = compiled(other, x)
+        assert jax.random.key_data(backwards).tolist() == (
+            jax.random.key_data(other)[::-1].tolist()
+        )
+        assert drawn.tolist() == jax.jit(draw)(other, x)[1].tolist()
+    assert counts() == (3, 0)
+
+
+def test_trap_5_other_keys():
+    """Trap 5: keys of another implementation, committed, moved, deleted or checked for reuse."""
+    key = jax.random.key(0)
+    compiled = jax.jit(lambda k: jax.random.bits(k)).lower(key).compile()
+    warm(compiled, key)
+    # unsafe_rbg's keys have the shape and dtype of rbg's base arrays, threefry's have not.
+    four = jax.jit(lambda k: jax.random.bits(k)).lower(jax.random.key(0, impl="rbg")).compile()
+    warm(four, jax.random.key(0, impl="rbg"))
+    deleted = jax.random.key(7)
+    jax.random.key_data(deleted).delete()
+    deleted._base_array.delete()
+    for call, other in (
+        (compiled, jax.random.key(0, impl="rbg")),
+        (four, jax.random.key(0, impl="unsafe_rbg")),
+        (compiled, jax.device_put(key, jax.devices()[0])),
+        (compiled, jax.device_put(key, jax.devices()[2])),
+        (compiled, jax.random.split(key)),
+        (compiled, jax.random.key_data(key)),
+        (compiled, deleted),
+    ):
+        assert observe(call, other) == observe_reference(call, other)
+    counts()
+    with jax.debug_key_reuse(True):
+        fresh = jax.jit(lambda k: jax.random.bits(k)).lower(key).compile()
+        for _ in range(3):
+            fresh(key)
+    assert counts()[0] == 0
+
+
 def test_trap_6_committed_elsewhere():
     """Trap 6: arrays on other devices are moved or refused by the reference."""
     compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compile()
@@ -389,6 +439,75 @@ def test_changed_structures():
     assert counts() == (0, 8)
     compiled({"b": x, "a": [x, (x, None)]})
     assert counts() == (1, 0)
+
+
+def test_dicts_in_other_orders():
+    """Keys are found where they were the last time, and only if they are still there."""
+    leaves = [jnp.float32(i) for i in range(4)]
+    first = {"d": leaves[0], "a": leaves[1], "c": leaves[2], "b": leaves[3]}
+    compiled = jax.jit(lambda d: [d["a"] - d["b"], d["c"] * 10 + d["d"]]).lower(first).compile()
+    warm(compiled, first)
+
+    def answer(mapping):
+        return [float(x) for x in compiled(mapping)]
+
+    same_order = {key: leaves[1] for key in first}
+    sorted_order = {key: first[key] for key in sorted(first)}
+    shrunk = {"x": None, **first}
+    del shrunk["x"]
+    moved = dict(first)
+    moved["d"] = moved.pop("d")
+    copied_keys = {"".join(list(key + "x"))[:1]: value for key, value in first.items()}
+    expected = [-2.0, 20.0]
+    assert answer(first) == expected
+    assert answer(same_order) == [0.0, 11.0]
+    for mapping in (sorted_order, shrunk, moved, copied_keys, first):
+        assert answer(mapping) == expected
+    assert counts() == (7, 0)
+    renamed = dict(first)
+    renamed["e"] = renamed.pop("b")
+    with pytest.raises(TypeError):
+        compiled(renamed)
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: x,
+        lambda x: [],
+        lambda x: None,
+        lambda x: {},
+        lambda x: [x, None, (x + 1, [x + 2]), {}],
+        lambda x: {"b": x, "a": [x + 1], "c": ()},
+        lambda x: {2: x, 1: x + 1},
+        lambda x: Pair({"k": x}, Pair(None, x + 1)),
+        lambda x: collections.OrderedDict(b=x, a=[x + 1, None]),
+        lambda x: collections.defaultdict(list, b=x, a=(x,)),
+        lambda x: [(x,), [[x + 1]]],
+        lambda x: [jax.tree_util.Partial(max, x)],
+        lambda x: [x + i for i in range(300)],
+    ],
+)
+def test_trees_of_results(build):
+    """The tree of results is JAX's own: types, key order, new containers each time."""
+    x = jnp.float32(1)
+    compiled = jax.jit(build).lower(x).compile()
+    warm(compiled, x)
+    seen = []
+    for _ in range(2):
+        seen.append(compiled(x))
+        plain = observe_reference(lambda: compiled(x))
+        assert observe(lambda: seen[-1]) == plain
+        reference = _reference.compiled_call(compiled, x)
+        assert jax.tree.structure(seen[-1]) == jax.tree.structure(reference)
+        if isinstance(reference, dict):
+            assert list(seen[-1]) == list(reference)
+    if isinstance(seen[0], (list, dict)):
+        assert seen[0] is not seen[1]
+    assert counts()[0] == 2
 
 
 def test_node_that_raises_or_changes_the_tree():

@@ -30,6 +30,11 @@ typedef enum {
 /* Is it a leaf whose data lie on the host and have a fixed representation? */
 static inline int jm_kind_is_host(int kind) { return kind >= JM_NDARRAY && kind <= JM_COMPLEX; }
 
+/* Is it something that compiled code takes as an argument? Typed keys go as their base array. */
+static inline int jm_kind_is_argument(int kind) {
+    return (kind >= JM_ARRAY && kind <= JM_COMPLEX) || kind == JM_KEY_ARRAY;
+}
+
 #define JM_TYPE_TABLE_SIZE 512 /* a power of two, kept at most half full */
 
 typedef struct {

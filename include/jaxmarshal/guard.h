@@ -11,11 +11,12 @@
 /* Every pointer is owned by the guard, or NULL where there is nothing to compare. */
 typedef struct {
     PyObject *aval;          /* by pointer, then by equality, which adopts the new pointer */
-    PyObject *sharding;      /* ARRAY: likewise */
+    PyObject *sharding;      /* likewise; NULL for host data */
     PyObject *put;           /* host data: the target they are placed on */
+    PyObject *impl;          /* KEY_ARRAY: its implementation; the rest is about its base array */
     unsigned char kind;      /* jm_kind of the recorded argument */
     unsigned char kept;      /* does it go to the executable? others were pruned */
-    unsigned char committed; /* ARRAY: the committed flag */
+    unsigned char committed; /* the committed flag; 0 for host data */
 } jm_guard;
 
 /* Can words be compared at all? Otherwise every argument takes the long way. */

@@ -28,6 +28,7 @@ cdef extern from "jaxmarshal/classify.h":
     int jm_kind_of_type(const jm_type_table* table, PyTypeObject* type) noexcept nogil
     int jm_type_table_set(jm_type_table* table, PyTypeObject* type, int kind) noexcept
     bint jm_kind_is_host(int kind) noexcept nogil
+    bint jm_kind_is_argument(int kind) noexcept nogil
 
 cdef extern from *:
     """

@@ -13,7 +13,7 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF
 from jaxmarshal._argtable cimport (
     jm_slot, jm_table, jm_table_free, jm_table_init, push_argument
 )
-from jaxmarshal._classify cimport JM_ARRAY, classify, jm_kind_is_host
+from jaxmarshal._classify cimport JM_ARRAY, JM_KEY_ARRAY, classify, jm_kind_is_host
 from jaxmarshal._context cimport Context, current_context, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG, counters
 from jaxmarshal._errors cimport propagate
@@ -23,8 +23,8 @@ from jaxmarshal._records cimport (
     is_target, put_host, records_of, resolve_host, try_to_record
 )
 from jaxmarshal._stats cimport (
-    CONTEXT, DELETED, DTYPE, GUARD, HIT, NOT_RECORDED, OPTIONS, TARGET, TREE, UNSUPPORTED,
-    entries, entry_number, reason_of_kind
+    CONTEXT, DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NOT_RECORDED, OPTIONS, TARGET, TREE,
+    UNSUPPORTED, entries, entry_number, reason_of_kind
 )
 from jaxmarshal._tree cimport (
     NEEDS_REGISTRY, WHOLE_TREE, Structure, flatten, flatten_by_registry, free_structure,
@@ -117,6 +117,8 @@ cdef int _resolve(Records records, jm_table* table, object device) except -1:
         if slot.prefix != NULL:
             target = <object>slot.prefix
             found = False
+        if slot.kind == JM_KEY_ARRAY:
+            return KEY_ARRAY
         if target is None and slot.kind == JM_ARRAY:
             reason = _resolve_identity(slot)
             if reason:

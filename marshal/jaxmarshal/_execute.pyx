@@ -13,7 +13,7 @@ from jaxmarshal._argtable cimport (
     jm_table, jm_table_clear, jm_table_free, jm_table_init, jm_table_unresolve, push_argument
 )
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_OTHER, classify, jm_kind_is_host, kind_of_unknown
+    JM_ARRAY, JM_KEY_ARRAY, JM_OTHER, classify, jm_kind_is_argument, kind_of_unknown
 )
 from jaxmarshal._context cimport Context, current_context, post_hook_is_set
 from jaxmarshal._counters cimport counters
@@ -41,11 +41,13 @@ ctypedef int (*match_function)(Plan, tuple, dict, jm_table*) noexcept
 cdef object _compiled_call = _reference.compiled_call
 cdef object _mesh_executable_call = _reference.mesh_executable_call
 cdef object _execute_replicated_call = _reference.execute_replicated_call
+cdef object _results_handler_call = _reference.results_handler_call
 cdef object _mesh_executable_type = _reference.MeshExecutable
 cdef object _execute_replicated_type = _reference.ExecuteReplicated
 cdef bint _active = _reference.HAVE_EXECUTE
 cdef int _compiled_entry = entry_number("compiled_call")
 cdef int _mesh_entry = entry_number("mesh_executable_call")
+cdef int _results_entry = entry_number("results_handler_call")
 cdef int _replicated_entry = entry_number("execute_replicated_call")
 
 
@@ -68,7 +70,9 @@ cdef bint _is_about_deleted(object error, jm_table* table) except -1:
     if "deleted or donated" not in str(error):
         return False
     for i in range(table.count):
-        if table.slots[i].kind == JM_ARRAY and (<object>table.slots[i].obj).is_deleted():
+        if table.slots[i].kind != JM_ARRAY and table.slots[i].kind != JM_KEY_ARRAY:
+            continue
+        if (<object>table.slots[i].obj).is_deleted():
             return True
     return False
 
@@ -132,7 +136,7 @@ cdef int _fill_flat(tuple args, jm_table* table) except -1:
     cdef int kind
     for x in args:
         kind = classify(<PyObject*>x)
-        if kind != JM_ARRAY and not jm_kind_is_host(kind):
+        if not jm_kind_is_argument(kind):
             if kind == JM_OTHER:
                 kind = kind_of_unknown(x)
             return reason_of_kind(kind)
@@ -195,6 +199,22 @@ def mesh_executable_call(self, *args):
 def execute_replicated_call(self, *args):
     """`ExecuteReplicated.__call__`, also known as `unsafe_call`: flat arguments."""
     return _call_flat(self, args, _replicated_entry, _execute_replicated_call)
+
+
+# --- Results -------------------------------------------------------------------------------------
+
+def results_handler_call(self, out_bufs):
+    """`ResultsHandler.__call__`: one result of the buffers of each output.
+
+    Where it is called the reference is at work already, in whatever context: there is no guard,
+    only the shape of the arguments.
+    """
+    handlers = self.handlers
+    if type(handlers) is not list or type(out_bufs) is not list or len(handlers) != len(out_bufs):
+        entries[_results_entry].misses[<int>TREE] += 1
+        return _results_handler_call(self, out_bufs)
+    entries[_results_entry].hits += 1
+    return [handler(buffers) for handler, buffers in zip(handlers, out_bufs)]
 
 
 # --- Trees: Compiled.__call__ --------------------------------------------------------------------

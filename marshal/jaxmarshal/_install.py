@@ -93,6 +93,14 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         _reference.ExecuteReplicated,
         "__call__",
     ),
+    EntryPoint(
+        "results_handler_call",
+        _reference.results_handler_call,
+        _execute.results_handler_call,
+        _reference.HAVE_EXECUTE and _reference.results_handler_call is not None,
+        _reference.ResultsHandler,
+        "__call__",
+    ),
 )
 
 _lock = threading.RLock()

@@ -20,6 +20,7 @@ cdef extern from "jaxmarshal/guard.h":
         PyObject* aval
         PyObject* sharding
         PyObject* put
+        PyObject* impl
         unsigned char kind
         unsigned char kept
         unsigned char committed
@@ -56,7 +57,8 @@ cdef Plans plans_of(object owner)
 cdef int keep_plan(object owner, Plan plan, int reason) except -1
 
 # The guard: HIT if the arguments in `table` are what the plan wants, else a `_stats.Reason`.
-# Resolves host arguments (`ready`, `plan`, `target` of their slots); no other effect.
+# Resolves host arguments (`ready`, `plan`, `target` of their slots) and typed keys (`ready`, their
+# base array, and its `buffer`); no other effect.
 cdef int check(Plan plan, jm_table* table) except -1
 
 # Where and why `check` last failed: (argument number or -1, recorded word, found word).

@@ -10,7 +10,7 @@ from libc.string cimport memset
 import weakref
 
 from jaxmarshal._argtable cimport jm_slot, jm_table
-from jaxmarshal._classify cimport JM_ARRAY
+from jaxmarshal._classify cimport JM_ARRAY, JM_KEY_ARRAY, jm_kind_is_host
 from jaxmarshal._context cimport Context, on_forget, transfers_unguarded
 from jaxmarshal._counters cimport counters, jm_counters
 from jaxmarshal._records cimport (
@@ -20,7 +20,7 @@ from jaxmarshal._layout cimport (
     array_aval, array_buffer, array_committed, array_layout_is_default, array_sharding, layout
 )
 from jaxmarshal._stats cimport (
-    AVAL, COMMITTED, DELETED, EXECUTABLE, GUARD, HIT, LAYOUT, NOT_RECORDED, SHARDING
+    AVAL, COMMITTED, DELETED, EXECUTABLE, GUARD, HIT, KEY_ARRAY, LAYOUT, NOT_RECORDED, SHARDING
 )
 from jaxmarshal._tree cimport free_structure, init_structure, rebuild, record_treedef
 
@@ -45,6 +45,7 @@ cdef enum:
     MOST_FAILURES = 10     # then one call in 1023 tries to make a plan
 
 cdef object _consume = _reference.consume_results
+cdef object _array_type = _reference.ArrayImpl
 cdef object _single_type = _reference.SingleDeviceSharding
 cdef object _named_type = _reference.NamedSharding
 
@@ -66,6 +67,7 @@ cdef class Plan:
                 Py_XDECREF(self.guards[i].aval)
                 Py_XDECREF(self.guards[i].sharding)
                 Py_XDECREF(self.guards[i].put)
+                Py_XDECREF(self.guards[i].impl)
             free(self.guards)
             JM_COUNT_PLANS(&counters, -1)
         free_structure(&self.arguments)
@@ -162,9 +164,8 @@ cdef inline bint _same(PyObject** recorded, object found) except -1:
     return True
 
 
-cdef inline int _check_array(jm_guard* guard, jm_slot* slot) except -1:
-    cdef object array = <object>slot.obj
-    if slot.buffer == NULL:
+cdef inline int _check_array(jm_guard* guard, object array, void* buffer) except -1:
+    if buffer == NULL:
         return DELETED
     if not _same(&guard.aval, array_aval(array)):
         return AVAL
@@ -172,9 +173,31 @@ cdef inline int _check_array(jm_guard* guard, jm_slot* slot) except -1:
         return SHARDING
     if array_committed(array) != guard.committed:
         return COMMITTED
-    if guard.kept and not array_layout_is_default(array, slot.buffer):
+    if guard.kept and not array_layout_is_default(array, buffer):
         return LAYOUT
     return HIT
+
+
+cdef int _check_key(jm_guard* guard, jm_slot* slot) except -1:
+    """A typed key is its implementation and a base array, which goes to the executable."""
+    cdef object key = <object>slot.obj
+    if not _take_base_array(slot):
+        return KEY_ARRAY
+    if <PyObject*>key._impl != guard.impl:
+        return AVAL
+    return _check_array(guard, <object>slot.ready, slot.buffer)
+
+
+cdef bint _take_base_array(jm_slot* slot) except -1:
+    """Put the base array of a typed key into its slot. False if that is no ArrayImpl."""
+    base = (<object>slot.obj)._base_array
+    if type(base) is not _array_type:
+        return False
+    slot.buffer = array_buffer(base)
+    Py_INCREF(base)
+    Py_XDECREF(slot.ready)
+    slot.ready = <PyObject*>base
+    return True
 
 
 cdef int _check_host(jm_guard* guard, jm_slot* slot, Context context) except -1:
@@ -209,11 +232,15 @@ cdef int check(Plan plan, jm_table* table) except -1:
         guard = &plan.guards[i]
         if words and jm_words_match(&layout, guard, slot):
             continue
-        if (slot.kind == JM_ARRAY) != (guard.kind == JM_ARRAY):
+        if (slot.kind == JM_ARRAY) != (guard.kind == JM_ARRAY) or (
+            (slot.kind == JM_KEY_ARRAY) != (guard.kind == JM_KEY_ARRAY)
+        ):
             plan.failed_at = i
             return NOT_RECORDED
         if slot.kind == JM_ARRAY:
-            reason = _check_array(guard, slot)
+            reason = _check_array(guard, <object>slot.obj, slot.buffer)
+        elif slot.kind == JM_KEY_ARRAY:
+            reason = _check_key(guard, slot)
         else:
             reason = _check_host(guard, slot, plan.context)
             host = True
@@ -233,6 +260,10 @@ cdef tuple failed_words(Plan plan, jm_table* table, int reason):
     guard = &plan.guards[plan.failed_at]
     slot = &table.slots[plan.failed_at]
     found = <object>slot.obj
+    if reason == AVAL and guard.impl != NULL and <PyObject*>found._impl != guard.impl:
+        return (plan.failed_at, <object>guard.impl, found._impl)
+    if guard.impl != NULL:
+        found = found._base_array
     if reason == AVAL:
         return (plan.failed_at, <object>guard.aval, _reference.abstractify(found))
     if reason == SHARDING:
@@ -274,6 +305,8 @@ cdef tuple _inputs(Plan plan, jm_table* table):
         slot = &table.slots[i]
         if guard.kind == JM_ARRAY:
             _set_input(inputs, n, <object>slot.obj)
+        elif guard.kind == JM_KEY_ARRAY:
+            _set_input(inputs, n, <object>slot.ready)
         else:
             _set_input(
                 inputs, n, put_host(slot, <TargetPlan>slot.target, <object>guard.put)
@@ -284,6 +317,8 @@ cdef tuple _inputs(Plan plan, jm_table* table):
         for i in range(plan.count):
             slot = &table.slots[i]
             if slot.kind == JM_ARRAY and array_buffer(<object>slot.obj) == NULL:
+                return None
+            if slot.kind == JM_KEY_ARRAY and array_buffer(<object>slot.ready) == NULL:
                 return None
     return inputs
 
@@ -343,37 +378,54 @@ cdef bint _is_in_place(object array, object sharding) except -1:
     return array.committed and found.is_equivalent_to(sharding, array.ndim)
 
 
-cdef int _make_guard(jm_guard* guard, jm_slot* slot, object sharding) except -1:
-    """Fill a guard. `sharding` is the executable's for this input, None where it is pruned."""
-    cdef object array
-    guard.kind = slot.kind
-    guard.kept = sharding is not None
-    if slot.kind != JM_ARRAY:
-        if sharding is not None and type(sharding) is not _single_type and (
-            type(sharding) is not _named_type
-        ):
-            return EXECUTABLE
-        found = _reference.abstractify(<object>slot.obj)
-        Py_INCREF(sharding)
-        guard.put = <PyObject*>sharding
-        Py_INCREF(found)
-        guard.aval = <PyObject*>found
-        return HIT
-    array = <object>slot.obj
-    if slot.buffer == NULL or array.is_deleted():
+cdef inline void _own(PyObject** place, object value) noexcept:
+    Py_INCREF(value)
+    place[0] = <PyObject*>value
+
+
+cdef int _make_host_guard(jm_guard* guard, object value, object sharding) except -1:
+    if sharding is not None and type(sharding) is not _single_type and (
+        type(sharding) is not _named_type
+    ):
+        return EXECUTABLE
+    _own(&guard.put, sharding)
+    _own(&guard.aval, _reference.abstractify(value))
+    return HIT
+
+
+cdef int _make_array_guard(jm_guard* guard, object array, void* buffer, object sharding) except -1:
+    if buffer == NULL or array.is_deleted():
         return DELETED
     if guard.kept and not _is_in_place(array, sharding):
         return SHARDING
-    if guard.kept and not array_layout_is_default(array, slot.buffer):
+    if guard.kept and not array_layout_is_default(array, buffer):
         return LAYOUT
-    found = array.aval
-    Py_INCREF(found)
-    guard.aval = <PyObject*>found
-    found = array.sharding
-    Py_INCREF(found)
-    guard.sharding = <PyObject*>found
+    _own(&guard.aval, array.aval)
+    _own(&guard.sharding, array.sharding)
     guard.committed = array.committed
     return HIT
+
+
+cdef int _make_key_guard(jm_guard* guard, jm_slot* slot, object sharding) except -1:
+    key = <object>slot.obj
+    # Checks of key reuse look at every call.
+    if _reference.debug_key_reuse.value or not _take_base_array(slot):
+        return KEY_ARRAY
+    _own(&guard.impl, key._impl)
+    if guard.kept:
+        sharding = _reference.physical_sharding(key.aval, sharding)
+    return _make_array_guard(guard, <object>slot.ready, slot.buffer, sharding)
+
+
+cdef int _make_guard(jm_guard* guard, jm_slot* slot, object sharding) except -1:
+    """Fill a guard. `sharding` is the executable's for this input, None where it is pruned."""
+    guard.kind = slot.kind
+    guard.kept = sharding is not None
+    if slot.kind == JM_ARRAY:
+        return _make_array_guard(guard, <object>slot.obj, slot.buffer, sharding)
+    if slot.kind == JM_KEY_ARRAY:
+        return _make_key_guard(guard, slot, sharding)
+    return _make_host_guard(guard, <object>slot.obj, sharding)
 
 
 cdef Plan make_plan(
@@ -417,7 +469,7 @@ cdef int record_host_arguments(Plan plan, jm_table* table) except -1:
     cdef jm_guard* guard
     for i in range(plan.count):
         guard = &plan.guards[i]
-        if guard.kind != JM_ARRAY:
+        if jm_kind_is_host(guard.kind):
             ensure_recorded(
                 <object>table.slots[i].obj, guard.kind, <object>guard.put, plan.context
             )

@@ -100,6 +100,8 @@ register_cache = _lookup("jax._src.util", "register_cache")
 # --- Operations ----------------------------------------------------------------------------------
 batched_device_put = _lookup("jaxlib._jax", "batched_device_put")
 REUSE_INPUT = _lookup("jaxlib._jax", "ArrayCopySemantics.REUSE_INPUT")
+physical_sharding = _lookup("jax._src.sharding_impls", "physical_sharding")
+debug_key_reuse = _lookup("jax._src.config", "debug_key_reuse")
 shard_args = _lookup("jax._src.interpreters.pxla", "shard_args")
 result_handler = _lookup("jax._src.interpreters.pxla", "global_aval_to_result_handler")
 abstractify = _lookup("jax._src.core", "shaped_abstractify")
@@ -120,6 +122,8 @@ pxla = _lookup("jax._src.interpreters", "pxla")
 Compiled = _lookup("jax._src.stages", "Compiled")
 MeshExecutable = _lookup("jax._src.interpreters.pxla", "MeshExecutable")
 ExecuteReplicated = _lookup("jax._src.interpreters.pxla", "ExecuteReplicated")
+ResultsHandler = _lookup("jax._src.interpreters.pxla", "ResultsHandler")
+results_handler_call = _lookup("jax._src.interpreters.pxla", "ResultsHandler.__call__")
 compiled_call = _lookup("jax._src.stages", "Compiled.__call__")
 mesh_executable_call = _lookup("jax._src.interpreters.pxla", "MeshExecutable.call")
 execute_replicated_call = _lookup("jax._src.interpreters.pxla", "ExecuteReplicated.__call__")
@@ -145,6 +149,7 @@ HAVE_DEVICE_PUT: bool = (
 HAVE_EXECUTE: bool = HAVE_DEVICE_PUT and _have(
     Compiled, MeshExecutable, ExecuteReplicated, compiled_call, mesh_executable_call,
     execute_replicated_call, consume_results, post_hook, abstractify,
+    physical_sharding, debug_key_reuse,
 )
 HAVE_LAYOUT_PROBE: bool = _have(
     ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put, guard_thread_state,

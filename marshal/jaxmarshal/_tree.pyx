@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 
 from jaxmarshal._argtable cimport jm_table, push_argument
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_COMPLEX, JM_DICT, JM_LIST, JM_NONE, JM_OTHER, JM_TUPLE, Py_TYPE, classify,
+    JM_DICT, JM_LIST, JM_NONE, JM_OTHER, JM_TUPLE, Py_TYPE, classify, jm_kind_is_argument,
     jm_kind_of_type, kind_of_unknown, types
 )
 from jaxmarshal._counters cimport counters, jm_counters
@@ -249,7 +249,7 @@ cdef int flatten_by_registry(object obj, Structure* structure, jm_table* table) 
         kind = classify(<PyObject*>leaf)
         if kind == JM_OTHER:
             kind = kind_of_unknown(leaf)
-        if reason == HIT and not JM_ARRAY <= kind <= JM_COMPLEX:
+        if reason == HIT and not jm_kind_is_argument(kind):
             reason = reason_of_kind(kind)
         push_argument(table, leaf, kind, NULL)
     return reason
@@ -278,7 +278,7 @@ cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* t
     cdef int reason, kind = classify(<PyObject*>obj)
     if kind == JM_OTHER:
         kind = kind_of_unknown(obj)
-    if JM_ARRAY <= kind <= JM_COMPLEX:
+    if jm_kind_is_argument(kind):
         if not _is_prefix_leaf(prefix):
             return TREE
         push_argument(table, obj, kind, prefix)
@@ -302,7 +302,7 @@ cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* t
 
 cdef inline int _match_leaf(object obj, jm_table* table) except -1:
     cdef int kind = classify(<PyObject*>obj)
-    if kind < JM_ARRAY or kind > JM_COMPLEX:
+    if not jm_kind_is_argument(kind):
         return 0
     push_argument(table, obj, kind, NULL)
     return 1

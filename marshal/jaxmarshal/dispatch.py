@@ -3,18 +3,24 @@
     from jaxmarshal import dispatch      # in place of: from jax._src import dispatch
 
 Names are looked up in JAX's module when they are asked for, so a value that JAX changes is seen
-here too.
+here too. The accelerated entry points that live in other modules or classes of JAX are here under
+their names in `jaxmarshal.stats()`: `shard_args`, `batched_device_put`, `compiled_call`,
+`mesh_executable_call`, `execute_replicated_call`, `results_handler_call`. Methods take their
+object as the first argument.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from jaxmarshal import _device_put, _reference
+from jaxmarshal import _install, _reference
 
-_ACCELERATED = {}
-if _reference.HAVE_DEVICE_PUT and _reference.batched_device_put_impl is not None:
-    _ACCELERATED["batched_device_put_impl"] = _device_put.batched_device_put_impl
+# `device_put` is a function of JAX's public API, and has another place.
+_ACCELERATED = {
+    entry.name: entry.accelerated if entry.active else entry.original
+    for entry in _install.ENTRY_POINTS
+    if entry.original is not None and entry.name != "device_put"
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -27,7 +33,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return dir(_reference.dispatch)
+    return sorted({*dir(_reference.dispatch), *_ACCELERATED})
 
 
-__all__ = [name for name in dir(_reference.dispatch) if not name.startswith("_")]
+__all__ = [name for name in __dir__() if not name.startswith("_")]
