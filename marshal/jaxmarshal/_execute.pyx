@@ -51,17 +51,26 @@ cdef int _results_entry = entry_number("results_handler_call")
 cdef int _replicated_entry = entry_number("execute_replicated_call")
 
 
-cdef Context _context_for_execution(int* reason):
-    """The current context if an executable may run without the reference looking on."""
-    cdef Context context
-    if not _active:
-        reason[0] = UNSUPPORTED
+cdef int _not_now(Plans plans):
+    """Is this owner one whose calls are left to the reference for a while? Then the reason."""
+    if plans is None or plans.plans or not plans.skip:
+        return HIT
+    plans.skip -= 1
+    return plans.refusal
+
+
+cdef Context _context_for_execution(Plans plans, int* reason):
+    """The current context if an executable may run without the reference looking on.
+
+    The cheapest questions first: a refused call should not cost more than it has to.
+    """
+    reason[0] = _not_now(plans) if _active else <int>UNSUPPORTED
+    if reason[0]:
         return None
-    context = current_context(reason)
-    if context is not None and post_hook_is_set():
+    if post_hook_is_set():
         reason[0] = HOOK
         return None
-    return context
+    return current_context(reason)
 
 
 cdef bint _is_about_deleted(object error, jm_table* table) except -1:
@@ -115,14 +124,6 @@ cdef list _try_plan(Plan plan, jm_table* table, int* reason):
     return found
 
 
-cdef int _not_now(Plans plans):
-    """Is this owner one whose calls are left to the reference for a while? Then the reason."""
-    if plans is None or plans.plans or not plans.skip:
-        return HIT
-    plans.skip -= 1
-    return plans.refusal
-
-
 cdef int _keep(object owner, Plan plan, int reason, jm_table* table) except -1:
     """The reference has performed the call: keep the plan that was made for it, if any."""
     if plan is not None:
@@ -158,10 +159,8 @@ cdef object _call_flat(object owner, tuple args, int entry, object reference):
     cdef jm_table table
     cdef Plan plan
     cdef int reason
-    cdef Context context = _context_for_execution(&reason)
     cdef Plans plans = plans_of(owner)
-    if reason == HIT:
-        reason = _not_now(plans)
+    cdef Context context = _context_for_execution(plans, &reason)
     if reason:
         entries[entry].misses[reason] += 1
         return reference(owner, *args)
@@ -286,10 +285,8 @@ def compiled_call(self, *args, **kwargs):
     cdef jm_table table
     cdef Plan plan
     cdef int reason
-    cdef Context context = _context_for_execution(&reason)
     cdef Plans plans = plans_of(self)
-    if reason == HIT:
-        reason = _not_now(plans)
+    cdef Context context = _context_for_execution(plans, &reason)
     if reason:
         entries[_compiled_entry].misses[reason] += 1
         return _compiled_call(self, *args, **kwargs)
@@ -325,8 +322,8 @@ def probe_compiled(compiled, tuple args, dict kwargs):
     cdef Plan plan
     cdef int reason
     cdef tuple words = (-1, None, None)
-    cdef Context context = _context_for_execution(&reason)
     cdef Plans plans = plans_of(compiled)
+    cdef Context context = _context_for_execution(None, &reason)
     if reason == HIT and plans is not None and not plans.plans:
         reason = plans.refusal
     if reason:
