@@ -45,20 +45,21 @@ def test_device_put_reasons(call, reason):
 def test_compiled_words():
     """A miss of a compiled call names the leaf, the recorded word and the found one."""
     tree = {"w": jnp.ones((2, 3)), "b": [jnp.ones(3)]}
-    compiled = jax.jit(lambda t, s: t["w"] * s).lower(tree, s=2.0).compile()
-    assert jaxmarshal.explain(compiled, tree, s=2.0).reason == "not_recorded"
+    scale = jnp.ones(())
+    compiled = jax.jit(lambda t, s: t["w"] * s).lower(tree, s=scale).compile()
+    assert jaxmarshal.explain(compiled, tree, s=scale).reason == "not_recorded"
     with jaxmarshal.installed():
-        compiled(tree, s=2.0)
-    assert jaxmarshal.explain(compiled, tree, s=2.0).hit
+        compiled(tree, s=scale)
+    assert jaxmarshal.explain(compiled, tree, s=scale).hit
     tree["b"][0] = jax.device_put(jnp.ones(3), jax.devices()[0])
-    answer = jaxmarshal.explain(compiled, tree, s=2.0)
+    answer = jaxmarshal.explain(compiled, tree, s=scale)
     assert (answer.reason, answer.leaf) == ("committed", "args[0]['b'][0]")
     assert (answer.recorded, answer.found) == (False, True)
     tree["b"][0] = jnp.ones(4)
-    answer = jaxmarshal.explain(compiled, tree, s=2.0)
+    answer = jaxmarshal.explain(compiled, tree, s=scale)
     assert (answer.reason, answer.leaf) == ("aval", "args[0]['b'][0]")
     assert "float32[3]" in str(answer) and "float32[4]" in str(answer)
-    assert jaxmarshal.explain(compiled, [tree], s=2.0).reason == "tree"
+    assert jaxmarshal.explain(compiled, [tree], s=scale).reason == "tree"
 
 
 def test_wrong_arguments():

@@ -128,4 +128,10 @@ REASONS: tuple[Reason, ...] = (
         "Converting the value to JAX's dtype may warn or fail, or the array is large.",
         "Convert to the 32-bit dtype first: x.astype(numpy.float32).",
     ),
+    Reason(
+        "host_leaves",
+        "Too many arguments of a compiled call are host data, which jaxlib's own C++ call places "
+        "at less cost than any call from outside.",
+        "Nothing; or place with jax.device_put what is passed more than once.",
+    ),
 )
