@@ -92,7 +92,8 @@ def test_json(small):
     assert found["versions"]["backend"] == "cpu"
     rows = {(row["group"], row["case"]): row for row in found["rows"]}
     row = rows["device_put", "np f32[8]"]
-    assert row["accelerated"] and row["speedup"] == row["reference"] / row["jaxmarshal"]
+    assert row["accelerated"]
+    assert math.isclose(row["speedup"], row["reference"] / row["jaxmarshal"])
     assert 0 <= row["speedup_noise"] < 10
     assert "jaxmarshal" not in rows["eager", "lax.neg"]
     again = bench("--from", small / "new.json")
