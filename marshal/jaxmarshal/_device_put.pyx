@@ -23,8 +23,8 @@ from jaxmarshal._records cimport (
     is_target, put_host, records_of, resolve_host, try_to_record
 )
 from jaxmarshal._stats cimport (
-    CONTEXT, DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NOT_RECORDED, OPTIONS, TARGET, TREE,
-    UNSUPPORTED, entries, entry_number, reason_of_kind
+    DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NO_BACKEND, NOT_RECORDED, OPTIONS, TARGET, TREE,
+    UNSUPPORTED, count_miss, entries, entry_number, reason_of_kind
 )
 from jaxmarshal._tree cimport (
     NEEDS_REGISTRY, WHOLE_TREE, Structure, flatten, flatten_by_registry, free_structure,
@@ -201,7 +201,7 @@ cdef int _flatten_whole(object x, object device, Structure* structure, jm_table*
     try:
         return flatten_by_registry(x, structure, table)
     except BaseException:
-        entries[_entry].misses[<int>TREE] += 1
+        count_miss(_entry, TREE)
         raise
 
 
@@ -290,9 +290,9 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
     else:
         context = current_context(&reason)
     if reason:
-        entries[_entry].misses[reason] += 1
+        count_miss(_entry, reason)
         result = _device_put(x, device, src=src, donate=donate, may_alias=may_alias)
-        if reason == CONTEXT:
+        if reason == NO_BACKEND:
             # The reference may just have initialised the backend: then this call counts.
             context = current_context(&reason)
             if context is not None:
@@ -307,7 +307,7 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
             _run(&table, device)
             entries[_entry].hits += 1
             return rebuild(&structure, &table.slots.ready, sizeof(jm_slot))
-        entries[_entry].misses[reason] += 1
+        count_miss(_entry, reason)
         if _was_flattened(&structure):
             return _put_leaves(
                 &structure, &table, device, records, reason,
@@ -365,7 +365,7 @@ def batched_device_put_impl(*xs, devices, srcs, copy_semantics):
     else:
         context = current_context(&reason)
     if reason:
-        entries[_batched_entry].misses[reason] += 1
+        count_miss(_batched_entry, reason)
         return _batched_impl(*xs, devices=devices, srcs=srcs, copy_semantics=copy_semantics)
     records = records_of(context)
     jm_table_init(&table, &counters)
@@ -375,7 +375,7 @@ def batched_device_put_impl(*xs, devices, srcs, copy_semantics):
             _run(&table, None)
             entries[_batched_entry].hits += 1
             return [<object>table.slots[i].ready for i in range(table.count)]
-        entries[_batched_entry].misses[reason] += 1
+        count_miss(_batched_entry, reason)
         result = _batched_impl(*xs, devices=devices, srcs=srcs, copy_semantics=copy_semantics)
         if reason == NOT_RECORDED:
             try_to_record(records, &table, None, result)

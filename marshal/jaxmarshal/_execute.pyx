@@ -23,8 +23,8 @@ from jaxmarshal._plan cimport (
     record_host_arguments, run, set_results
 )
 from jaxmarshal._stats cimport (
-    DELETED, EXECUTABLE, HIT, HOOK, NOT_RECORDED, TREE, UNSUPPORTED, entries, entry_number,
-    reason_of_kind
+    DELETED, EXECUTABLE, HIT, HOOK, NOT_RECORDED, TREE, UNSUPPORTED, count_miss, entries,
+    entry_number, reason_of_kind
 )
 from jaxmarshal._tree cimport (
     NEEDS_REGISTRY, WHOLE_TREE, Structure, flatten, flatten_by_registry, free_structure,
@@ -162,13 +162,13 @@ cdef object _call_flat(object owner, tuple args, int entry, object reference):
     cdef Plans plans = plans_of(owner)
     cdef Context context = _context_for_execution(plans, &reason)
     if reason:
-        entries[entry].misses[reason] += 1
+        count_miss(entry, reason)
         return reference(owner, *args)
     jm_table_init(&table, &counters)
     try:
         reason = _fill_flat(args, &table)
         if reason:
-            entries[entry].misses[reason] += 1
+            count_miss(entry, reason)
             return reference(owner, *args)
         reason = NOT_RECORDED
         if plans is not None:
@@ -181,7 +181,7 @@ cdef object _call_flat(object owner, tuple args, int entry, object reference):
                     entries[entry].hits += 1
                     return results
                 jm_table_unresolve(&table)
-        entries[entry].misses[reason] += 1
+        count_miss(entry, reason)
         plan = _make_flat_plan(owner, context, &table, &reason)
         result = reference(owner, *args)
         _keep(owner, plan, reason, &table)
@@ -210,7 +210,7 @@ def results_handler_call(self, out_bufs):
     """
     handlers = self.handlers
     if type(handlers) is not list or type(out_bufs) is not list or len(handlers) != len(out_bufs):
-        entries[_results_entry].misses[<int>TREE] += 1
+        count_miss(_results_entry, TREE)
         return _results_handler_call(self, out_bufs)
     entries[_results_entry].hits += 1
     return [handler(buffers) for handler, buffers in zip(handlers, out_bufs)]
@@ -288,7 +288,7 @@ def compiled_call(self, *args, **kwargs):
     cdef Plans plans = plans_of(self)
     cdef Context context = _context_for_execution(plans, &reason)
     if reason:
-        entries[_compiled_entry].misses[reason] += 1
+        count_miss(_compiled_entry, reason)
         return _compiled_call(self, *args, **kwargs)
     jm_table_init(&table, &counters)
     try:
@@ -302,7 +302,7 @@ def compiled_call(self, *args, **kwargs):
                 if results is not None:
                     entries[_compiled_entry].hits += 1
                     return build_results(plan, results)
-        entries[_compiled_entry].misses[reason] += 1
+        count_miss(_compiled_entry, reason)
         plan = _make_tree_plan(self, args, kwargs, context, &table, &reason)
         result = _compiled_call(self, *args, **kwargs)
         _keep(self, plan, reason, &table)
