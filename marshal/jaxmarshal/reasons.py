@@ -1,7 +1,7 @@
 """Why a call went to the reference, in words a user can act on.
 
 The order is that of the C enum `Reason` in `_stats.pxd`. `docs/reasons.md` is made from this list:
-`python -m jaxmarshal.reasons > docs/reasons.md`.
+`python -c "from jaxmarshal.reasons import page; print(page(), end='')" > docs/reasons.md`.
 """
 
 from __future__ import annotations
@@ -41,51 +41,51 @@ REASONS: tuple[Reason, ...] = (
         "targets of its arguments, and JAX's configuration.",
         "Nothing: the next such call is fast. Where call after call misses, pad to a few shapes, "
         "and use numeric dtypes in native byte order.",
-        "device_put(np.zeros(3)), the first time",
+        "`device_put(np.zeros(3))`, the first time",
         ordinary=True,
     ),
     Reason(
         "options",
         "The call has an option that only the reference handles: src=, donate=, may_alias=False.",
         "Leave them out where they are not needed.",
-        "device_put(x, may_alias=False)",
+        "`device_put(x, may_alias=False)`",
     ),
     Reason(
         "trace",
         "A JAX trace is in progress (jit, grad, vmap, ...).",
         "Nothing: inside a trace there is nothing to marshal.",
-        "jax.jit(lambda x: device_put(x))(1.0)",
+        "`jax.jit(lambda x: device_put(x))(1.0)`",
         ordinary=True,
     ),
     Reason(
         "context",
         "Several processes take part, or names of mapped axes are bound outside of a trace.",
         "Nothing: such programs stay with the reference.",
-        "device_put(x) after jax.distributed.initialize()",
+        "`device_put(x)` after `jax.distributed.initialize()`",
     ),
     Reason(
         "guard",
         "A transfer guard is set, and the call would transfer data.",
         "Remove jax.transfer_guard or set it to 'allow' where the program runs for real.",
-        "device_put(np.zeros(3)) under jax.transfer_guard('disallow')",
+        "`device_put(np.zeros(3))` under `jax.transfer_guard('disallow')`",
     ),
     Reason(
         "profiler",
         "A profile is being taken; the reference adds its annotations to it.",
         "Nothing: without the profiler the call is fast again.",
-        "device_put(x) between jax.profiler.start_trace(folder) and stop_trace()",
+        "`device_put(x)` between `jax.profiler.start_trace(folder)` and `stop_trace()`",
     ),
     Reason(
         "hook",
         "A post-hook is set, for instance by jax.debug_nans, which looks at all results.",
         "Switch debug_nans and debug_infs off where speed matters.",
-        "compiled(x) under jax.debug_nans(True)",
+        "`compiled(x)` under `jax.debug_nans(True)`",
     ),
     Reason(
         "listener",
         "JAX's internal test events are being listened to.",
         "Nothing: only JAX's own tests do that.",
-        "device_put(x) under jax._src.test_util.count_device_put()",
+        "`device_put(x)` in JAX's test suite",
     ),
     Reason(
         "target",
@@ -93,7 +93,7 @@ REASONS: tuple[Reason, ...] = (
         "Device, and an array lies on several devices, on another platform or in other memory.",
         "Pass a sharding as the target, for example NamedSharding(mesh, spec) instead of a "
         "PartitionSpec.",
-        "device_put(x, PartitionSpec('x')) under a mesh",
+        "`device_put(x, PartitionSpec('x'))` under a mesh",
     ),
     Reason(
         "tree",
@@ -101,102 +101,102 @@ REASONS: tuple[Reason, ...] = (
         "one the function was compiled for.",
         "Where targets are a tree, let both be builtin containers of the same structure, with str "
         "or int keys; pass a compiled function the structure it was lowered with.",
-        "device_put([x, y], [device])",
+        "`device_put([x, y], [device])`",
     ),
     Reason(
         "unknown_type",
         "An argument's exact type is not known to JAX as an array or scalar; subclasses are not.",
         "Convert it to numpy.ndarray, jax.Array or a Python scalar.",
-        "device_put(np.ma.masked_array([1.0]))",
+        "`device_put(np.ma.masked_array([1.0]))`",
     ),
     Reason(
         "tracer",
         "An argument is a tracer, and no trace is in progress: it has leaked out of one.",
         "Return the value from the traced function instead of storing it elsewhere.",
-        "device_put(x), where x was stored by a function under jax.jit",
+        "`device_put(x)`, where a function under `jax.jit` has stored `x` outside of itself",
     ),
     Reason(
         "ref",
         "An argument is a mutable array reference.",
         "Pass its value, ref[...], where the function does not write to it.",
-        "device_put(jax.new_ref(x))",
+        "`device_put(jax.new_ref(x))`",
     ),
     Reason(
         "key_array",
         "An argument is a typed PRNG key array: device_put and shard_args leave those to the "
         "reference, compiled functions only under jax.debug_key_reuse.",
         "Nothing for a few keys. Keys need no device_put to be passed to a compiled function.",
-        "device_put(jax.random.key(0))",
+        "`device_put(jax.random.key(0))`",
     ),
     Reason(
         "token",
         "An argument is a token, which orders side effects.",
         "Nothing: tokens belong to the reference.",
-        "device_put(token), in code that handles JAX's tokens itself",
+        "`device_put(token)`, in code that handles JAX's tokens itself",
     ),
     Reason(
         "literal",
         "An argument is a literal, as they stand in jaxprs.",
         "Convert it: numpy.asarray(x).",
-        "device_put(literal.val), with a literal that was found in a jaxpr",
+        "`device_put(literal.val)`, with a literal that was found in a jaxpr",
     ),
     Reason(
         "executable",
         "The executable has effects, callbacks, mutable references, constants of its own that "
         "it does not use, or a custom data layout.",
         "Leave jax.debug.print and callbacks out where speed matters; else nothing.",
-        "compiled(x), where the function calls jax.debug.print",
+        "`compiled(x)`, where the function calls `jax.debug.print`",
     ),
     Reason(
         "aval",
         "An argument's shape, dtype or weak type is not the recorded one, or a key's "
         "implementation is not.",
         "Pass the same kind of argument each time; jnp.asarray(x, dtype) removes weak types.",
-        "compiled(jnp.ones(4)), where it was called with jnp.ones(3)",
+        "`compiled(jnp.ones(4))`, where it was called with `jnp.ones(3)`",
     ),
     Reason(
         "sharding",
         "An argument's sharding is not the recorded one, or not where the executable wants it.",
         "Place the argument first: jax.device_put(x, sharding).",
-        "compiled(jax.device_put(x, jax.devices()[1]))",
+        "`compiled(jax.device_put(x, jax.devices()[1]))`",
     ),
     Reason(
         "committed",
         "An argument is committed where it was not when the plan was recorded, or the reverse.",
         "Nothing for the first such call. Place all arguments in the same way, with or without an "
         "explicit target.",
-        "compiled(jax.device_put(x, jax.devices()[0])), where it was called with jnp.ones(3)",
+        "`compiled(jax.device_put(x, jax.devices()[0]))`, where it was called with `jnp.ones(3)`",
     ),
     Reason(
         "layout",
         "An argument's data are not in the default layout, or it cannot be told.",
         "jnp.copy(x) gives an array in the default layout.",
-        "compiled(jax.dlpack.from_dlpack(a.T))",
+        "`compiled(jax.dlpack.from_dlpack(a.T))`",
     ),
     Reason(
         "deleted",
         "An array was deleted or donated.",
         "Do not use an array after it was donated.",
-        "x.delete(); device_put(x)",
+        "`x.delete(); device_put(x)`",
     ),
     Reason(
         "dtype",
         "An array's dtype is one that only the reference handles.",
         "Use a numeric dtype.",
-        "device_put(x), where x is a jax.Array of strings",
+        "`device_put(x)`, where `x` is a `jax.Array` of strings",
     ),
     Reason(
         "value",
         "Converting the value to JAX's dtype may warn or fail, or the array has more than 16384 "
         "64-bit elements.",
         "Convert to the 32-bit dtype first: x.astype(numpy.float32).",
-        "device_put(1e300)",
+        "`device_put(1e300)`",
     ),
     Reason(
         "no_backend",
         "No backend is initialised yet: the reference does that.",
         "Nothing: it is the first call of the program.",
-        "device_put(x), as the first use of JAX",
+        "`device_put(x)`, as the first use of JAX",
         ordinary=True,
     ),
 )
@@ -210,7 +210,7 @@ call is only not faster. `jaxmarshal.stats()` counts such misses by the names be
 `jaxmarshal` has one line on the first miss of each kind: at INFO, or at DEBUG where such misses are
 ordinary (marked *).
 
-<!-- Made by `python -m jaxmarshal.reasons`; do not edit. -->
+<!-- Made from reasons.py, whose docstring says how; do not edit. -->
 """
 
 
@@ -221,10 +221,6 @@ def page() -> str:
         mark = " *" if reason.ordinary else ""
         parts.append(
             f"## `{reason.name}`{mark}\n\n{reason.meaning}\n\n"
-            f"- What to do: {reason.advice}\n- Example: `{reason.example}`\n"
+            f"- What to do: {reason.advice}\n- Example: {reason.example}\n"
         )
     return "\n".join(parts)
-
-
-if __name__ == "__main__":
-    print(page(), end="")
