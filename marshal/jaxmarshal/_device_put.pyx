@@ -6,14 +6,15 @@ once an argument. Whatever does not resolve sends the whole call, with its origi
 the reference, whose results are then recorded.
 """
 
-cimport numpy as cnp
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 
 from jaxmarshal._argtable cimport (
     jm_slot, jm_table, jm_table_free, jm_table_init, push_argument
 )
-from jaxmarshal._classify cimport JM_ARRAY, JM_KEY_ARRAY, classify, jm_kind_is_host
+from jaxmarshal._classify cimport (
+    JM_ARRAY, JM_KEY_ARRAY, classify, jm_kind_is_argument, jm_kind_is_host
+)
 from jaxmarshal._context cimport Context, current_context, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG, counters
 from jaxmarshal._errors cimport propagate
@@ -24,7 +25,8 @@ from jaxmarshal._records cimport (
 )
 from jaxmarshal._stats cimport (
     DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NO_BACKEND, NOT_RECORDED, OPTIONS, TARGET, TREE,
-    UNSUPPORTED, count_miss, entries, entry_number, reason_of_kind
+    UNSUPPORTED, count_miss, entries, entry_number,
+    reason_is_about_a_kind, reason_of_kind
 )
 from jaxmarshal._tree cimport (
     NEEDS_REGISTRY, WHOLE_TREE, Structure, flatten, flatten_by_registry, free_structure,
@@ -340,13 +342,19 @@ def probe(x, device=None, *, src=None, donate=False, may_alias=None):
     init_structure(&structure)
     try:
         reason = _prepare(x, device, records_of(context), &structure, &table)
-        if reason == HIT or reason == GUARD:
+        if reason == HIT or reason == GUARD or reason == TREE:
             return (reason, -1)
+        if reason != KEY_ARRAY and reason_is_about_a_kind(reason):
+            # Flattening stopped before that argument, or JAX's registry has flattened them all.
+            for i in range(table.count):
+                if not jm_kind_is_argument(table.slots[i].kind):
+                    return (reason, i)
+            return (reason, table.count)
         # Arguments are resolved in order: the first that has no action is the one that failed.
         for i in range(table.count):
             if table.slots[i].action == UNDECIDED:
                 return (reason, i)
-        return (reason, table.count)
+        return (reason, -1)
     finally:
         free_structure(&structure)
         jm_table_free(&table)

@@ -22,9 +22,10 @@ from jaxmarshal._plan cimport (
     Plan, Plans, build_results, check, failed_words, keep_plan, make_plan, plans_of,
     record_host_arguments, run, set_results
 )
+from jaxmarshal._records cimport REFUSED
 from jaxmarshal._stats cimport (
     DELETED, EXECUTABLE, HIT, HOOK, NOT_RECORDED, TREE, UNSUPPORTED, count_miss, entries,
-    entry_number, reason_of_kind
+    entry_number, reason_is_about_a_kind, reason_of_kind
 )
 from jaxmarshal._tree cimport (
     NEEDS_REGISTRY, WHOLE_TREE, Structure, flatten, flatten_by_registry, free_structure,
@@ -313,6 +314,26 @@ def compiled_call(self, *args, **kwargs):
 
 # --- Asking without running ----------------------------------------------------------------------
 
+cdef int _refusal(
+    object owner, tuple args, dict kwargs, Context context, jm_table* table, Py_ssize_t* index
+) except -1:
+    """Why no plan can be made for these arguments, and which one is in the way; or HIT."""
+    cdef int reason
+    cdef Py_ssize_t i
+    index[0] = -1
+    if owner._params.const_args:
+        return HIT    # they would have to be placed to know
+    if _make_tree_plan(owner, args, kwargs, context, table, &reason) is not None:
+        return HIT
+    for i in range(table.count):
+        if table.slots[i].action == REFUSED or not jm_kind_is_argument(table.slots[i].kind):
+            index[0] = i
+            return reason
+    if reason_is_about_a_kind(reason):
+        index[0] = table.count    # flattening went no further
+    return reason
+
+
 def probe_compiled(compiled, tuple args, dict kwargs):
     """What `compiled(*args, **kwargs)` would do: (reason, argument, recorded word, found word).
 
@@ -320,12 +341,12 @@ def probe_compiled(compiled, tuple args, dict kwargs):
     """
     cdef jm_table table
     cdef Plan plan
-    cdef int reason
+    cdef int reason, refused
+    cdef bint matched = False
+    cdef Py_ssize_t index
     cdef tuple words = (-1, None, None)
     cdef Plans plans = plans_of(compiled)
     cdef Context context = _context_for_execution(None, &reason)
-    if reason == HIT and plans is not None and not plans.plans:
-        reason = plans.refusal
     if reason:
         return (reason, *words)
     reason = NOT_RECORDED
@@ -336,13 +357,21 @@ def probe_compiled(compiled, tuple args, dict kwargs):
             if plan.context is not context:
                 continue
             if not _matches(plan, args, kwargs, &table):
-                reason = TREE
+                reason = reason if matched else <int>TREE
                 continue
-            reason = check(plan, &table)
-            if reason == HIT:
+            refused = check(plan, &table)
+            if refused == HIT:
                 return (HIT, -1, None, None)
-            words = failed_words(plan, &table, reason)
-            break
+            if not matched:    # the plan that was used last is the one to compare with
+                reason = refused
+                words = failed_words(plan, &table, reason)
+            matched = True
+        if not matched:
+            refused = _refusal(compiled, args, kwargs, context, &table, &index)
+            if refused == HIT and plans is not None and not plans.plans:
+                refused = plans.refusal
+            if refused:
+                return (refused, index, None, None)
     finally:
         jm_table_free(&table)
     return (reason, *words)

@@ -57,3 +57,7 @@ cdef int entry_number(str name) except -1
 
 # The reason that stands for an argument kind which only the reference handles.
 cdef Reason reason_of_kind(int kind) noexcept
+
+# Is it one of those?
+cdef inline bint reason_is_about_a_kind(int reason) noexcept:
+    return UNKNOWN_TYPE <= reason <= LITERAL

@@ -204,11 +204,11 @@ REASONS: tuple[Reason, ...] = (
 _PAGE = """\
 # Why a call went to JAX itself
 
-Whatever jaxmarshal does not recognise is performed by JAX, the *reference*: results are the same, the
-call is only not faster. `jaxmarshal.stats()` counts such misses by the names below,
-`jaxmarshal.explain(f, *args)` says which one a call would have, and for which argument, and the logger
-`jaxmarshal` has one line on the first miss of each kind: at INFO, or at DEBUG where such misses are
-ordinary (marked *).
+Whatever jaxmarshal does not recognise is performed by JAX, the *reference*: results are the same,
+the call is only not faster. `jaxmarshal.stats()` counts such misses by the names below,
+`jaxmarshal.explain(f, *args)` says which one a call would have, and for which argument, and the
+logger `jaxmarshal` has one line on the first miss of each kind: at INFO, or at DEBUG where such
+misses are ordinary (marked *).
 
 <!-- Made from reasons.py, whose docstring says how; do not edit. -->
 """
