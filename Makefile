@@ -59,8 +59,8 @@ asan: $(VENV_ASAN)/.installed ## run the tests on a build with the sanitizers on
 	$(VENV_ASAN)/bin/python -m pytest -m "not slow" --capture=sys $(ARGS)
 
 bench: $(VENV)/.installed ## compare JAX, jaxmarshal and the floor (see bench/README.md)
-	$(VENV)/bin/python -m pytest bench --benchmark-only $(ARGS)
-	$(VENV)/bin/python bench/table.py
+	mkdir -p build
+	$(VENV)/bin/python -m jaxmarshal bench --json build/bench.json --html build/bench.html $(ARGS)
 
 lint: $(VENV)/.installed ## check style, types, and stubs against the built modules
 	$(VENV)/bin/ruff check .

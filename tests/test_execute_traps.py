@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import threading
 import weakref
@@ -154,6 +155,20 @@ def test_trap_3_equal_avals_are_adopted():
     assert counts() == (5, 0)
 
 
+def test_trap_3_another_aval_with_the_same_sharding_object():
+    """Trap 3: dtype or shape differ and nothing else does."""
+    place = SingleDeviceSharding(jax.devices()[0])
+    x = jax.device_put(np.ones(6, np.float32), place)
+    compiled = jax.jit(lambda x: x + 1).lower(x).compile()
+    warm(compiled, x)
+    for other in (np.ones(6, np.int32), np.ones((2, 3), np.float32), np.ones(3, np.float32)):
+        y = jax.device_put(other, place)
+        assert y.sharding is x.sharding
+        for call in entry_points(compiled).values():
+            call(x)
+            assert observe(call, y) == observe_reference(call, y)
+
+
 def test_trap_3_weak_type_is_part_of_the_aval():
     """Trap 3: an equal shape and dtype with another weak type is another aval."""
     compiled = jax.jit(lambda x: x + 1).lower(jnp.float32(1)).compile()
@@ -192,18 +207,38 @@ def test_trap_4_trace_in_progress():
 
 
 def test_trap_4_transfer_guard():
-    """Trap 4: a numpy argument is an implicit transfer."""
-    compiled = jax.jit(lambda x: x + 1).lower(DATA).compile()
-    compiled(DATA)
-    compiled(DATA)
-    compiled(DATA)
-    hits, _ = counts()
-    assert hits
-    for level in ("disallow", "allow", "log"):
-        found = observe(compiled, DATA, context=lambda level=level: jax.transfer_guard(level))
-        assert found == observe_reference(compiled, DATA,
-            context=lambda level=level: jax.transfer_guard(level),
-        )
+    """Trap 4: a numpy argument is an implicit transfer, among arrays and alone."""
+    among = [DATA, *(jnp.float32(i) for i in range(40))]
+    wide = jax.jit(lambda xs: xs[0] + xs[1], keep_unused=True).lower(among).compile()
+    alone = jax.jit(lambda x: x + 1).lower(DATA).compile()._executable
+    for entry, call, x in (
+        ("compiled_call", wide, among),
+        ("mesh_executable_call", lambda x: alone.call(x), DATA),
+    ):
+        for _ in range(3):
+            call(x)
+        assert counts(entry)[0] == 2
+        for level in ("disallow", "allow", "log", "disallow_explicit"):
+            context = functools.partial(jax.transfer_guard, level)
+            found = observe(call, x, context=context)
+            assert found == observe_reference(call, x, context=context)
+            assert counts(entry) == ((1, 0) if level == "allow" else (0, 1))
+
+
+def test_few_arrays_among_host_data():
+    """Where jaxlib's C++ call costs less it is left to do the call, and stays right."""
+    some = [jnp.float32(i) for i in range(40)]
+    for host in (DATA, 1.5, np.float32(2)):
+        compiled = jax.jit(lambda x, xs: [x + xs[0]]).lower(host, some[:2]).compile()
+        expected = observe_reference(compiled, host, some[:2])
+        for _ in range(4):
+            assert observe(compiled, host, some[:2]) == expected
+        assert counts() == (0, 4)
+        assert jaxmarshal.explain(compiled, host, some[:2]).reason == "host_leaves"
+        compiled = jax.jit(lambda x, xs: [x + xs[0]]).lower(host, some).compile()
+        for _ in range(4):
+            compiled(host, some)
+        assert counts() == (3, 1)
 
 
 def test_trap_5_donated_arguments():
@@ -361,6 +396,31 @@ def test_trap_6_committed_elsewhere():
         found = observe(compiled, array)
         assert counts() == (0, 1)
         assert found == observe_reference(compiled, array)
+
+
+def test_trap_6_not_in_place():
+    """Trap 6: an argument that the reference moves first is never handed over as it is."""
+    x = jax.device_put(np.arange(8, dtype=np.float32), jax.devices()[0])
+    executable = jax.jit(lambda x: x + 1).lower(x).compile()._executable
+    with jax.default_device(jax.devices()[3]):
+        elsewhere = jnp.arange(8, dtype=jnp.float32) * 2
+    assert not elsewhere.committed
+    spread = NamedSharding(jax.sharding.Mesh(np.asarray(jax.devices()), ("x",)), P("x"))
+    replicated = NamedSharding(spread.mesh, P())
+    wide = jax.jit(lambda x: x * 2, in_shardings=spread).lower(np.ones(8, np.float32))
+    wide = wide.compile()._executable
+    for owner, argument in (
+        (executable, elsewhere),
+        (executable, jax.device_put(x, jax.devices()[2])),
+        (executable, jax.device_put(x, spread)),
+        (wide, jax.device_put(x, replicated)),
+        (wide, x),
+        (wide, elsewhere),
+    ):
+        for call in (lambda y, o=owner: o.call(y), lambda y, o=owner: o.unsafe_call(y)):
+            expected = observe_reference(call, argument)
+            for _ in range(4):
+                assert observe(call, argument) == expected
 
 
 def test_trap_6_committed_flag():

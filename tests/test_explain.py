@@ -197,7 +197,7 @@ COMPILED = {
     "sharding": (lambda: jax.device_put(jnp.ones(3), jax.devices()[1]), "", ""),
     "committed": (lambda: jax.device_put(jnp.ones(3), jax.devices()[0]), "False", "True"),
     "deleted": (deleted, "a live array", "a deleted array"),
-    "not_recorded": (lambda: np.ones(3, np.float32), "", "ndarray"),
+    "not_recorded": (lambda: jax.random.key(0), "", "PRNGKeyArray"),
     "unknown_type": (lambda: "text", "", ""),
     "ref": (lambda: jax.new_ref(jnp.ones(3)), "", ""),
     "literal": (lambda: literals.TypedNdArray(np.zeros(3, np.float32)), "", ""),
@@ -242,19 +242,34 @@ def test_compiled_layout():
 
 def test_compiled_executable_hook_and_guard():
     """What is not about an argument: the executable, a hook, a transfer guard."""
-    compiled = jax.jit(lambda x: jax.debug.print("{}", x) or x).lower(1.0).compile()
+    compiled = jax.jit(lambda x: jax.debug.print("{}", x) or x).lower(jnp.ones(3)).compile()
     for _ in range(2):
-        assert explain(compiled, 1.0).reason == "executable"
+        assert explain(compiled, jnp.ones(3)).reason == "executable"
         with jaxmarshal.installed("compiled_call"):
-            compiled(1.0)
+            compiled(jnp.ones(3))
     with jax.debug_nans(True):
         assert explain(compile_add(), jnp.ones(3)).reason == "hook"
-    host, array, compiled = np.ones(3, np.float32), jnp.ones(3), compile_add()
+    host, arrays = np.ones(3, np.float32), [jnp.ones(3)] * 25
+    compiled = jax.jit(lambda x, xs: [x + y for y in xs]).lower(host, arrays).compile()
     with jaxmarshal.installed("compiled_call"):
-        compiled(host)
+        compiled(host, arrays)
+        compiled(arrays[0], arrays)
     with jax.transfer_guard("disallow"):
-        assert explain(compiled, host).reason == "guard"
-        assert explain(compiled, array).hit
+        assert explain(compiled, host, arrays).reason == "guard"
+        assert explain(compiled, arrays[0], arrays).hit
+        assert explain(compiled, 1e300, arrays).reason == "not_recorded"
+
+
+def test_compiled_with_host_arguments():
+    """Arguments on the host, with fewer arrays than pay for them, are left to jaxlib."""
+    compiled = compile_add(warm=False)
+    for array in (np.ones(3, np.float32), jnp.ones(3), np.ones(3, np.float32)):
+        if isinstance(array, np.ndarray):
+            answer = explain(compiled, array)
+            assert (answer.hit, answer.reason) == (False, "host_leaves")
+        with jaxmarshal.installed("compiled_call"):
+            for _ in range(3):
+                compiled(array)
 
 
 def test_compiled_keys():
@@ -274,24 +289,23 @@ def test_compiled_keys():
 def test_compiled_words_and_trees():
     """The leaf of a tree is named by its path, and a tree of another structure as such."""
     tree = {"w": jnp.ones((2, 3)), "b": [jnp.ones(3)]}
-    compiled = jax.jit(lambda t, s: t["w"] * s).lower(tree, s=2.0).compile()
-    assert explain(compiled, tree, s=2.0).reason == "not_recorded"
+    scale = jnp.ones(())
+    compiled = jax.jit(lambda t, s: t["w"] * s).lower(tree, s=scale).compile()
+    assert explain(compiled, tree, s=scale).reason == "not_recorded"
     with jaxmarshal.installed():
-        compiled(tree, s=2.0)
-    assert explain(compiled, tree, s=2.0).hit
-    answer = explain(compiled, tree, s=1e300)
-    assert (answer.reason, answer.leaf) == ("value", "kwargs['s']")
+        compiled(tree, s=scale)
+    assert explain(compiled, tree, s=scale).hit
     tree["b"][0] = jax.device_put(jnp.ones(3), jax.devices()[0])
-    answer = explain(compiled, tree, s=2.0)
+    answer = explain(compiled, tree, s=scale)
     assert (answer.reason, answer.leaf) == ("committed", "args[0]['b'][0]")
     assert (answer.recorded, answer.found) == (False, True)
     tree["b"][0] = jnp.ones(4)
-    answer = explain(compiled, tree, s=2.0)
+    answer = explain(compiled, tree, s=scale)
     assert (answer.reason, answer.leaf) == ("aval", "args[0]['b'][0]")
     assert "float32[3]" in str(answer) and "float32[4]" in str(answer)
-    assert explain(compiled, [tree], s=2.0).reason == "tree"
+    assert explain(compiled, [tree], s=scale).reason == "tree"
     with jax.debug_nans(False), jax.default_matmul_precision("highest"):
-        assert explain(compiled, tree, s=2.0).reason == "not_recorded"
+        assert explain(compiled, tree, s=scale).reason == "not_recorded"
 
 
 def test_compiled_with_several_plans():
@@ -335,7 +349,7 @@ def test_every_reason_was_met():
     """What is neither provoked above nor listed as impossible here has been forgotten."""
     met = {*DEVICE_PUT, *COMPILED, *ELSEWHERE}
     met |= {"options", "target", "tree"}    # test_device_put_arguments
-    met |= {"trace", "profiler", "layout", "executable", "hook"}    # tests of their own
+    met |= {"trace", "profiler", "layout", "executable", "hook", "host_leaves"}    # tests of their own
     assert met == {reason.name for reason in REASONS}
 
 

@@ -35,8 +35,8 @@ def snapshot():
         if name.partition(".")[0] in ("jax", "jaxlib") and isinstance(module, types.ModuleType)
     }
     found["device_put_p"] = dict(vars(_reference.device_put_primitive))
-    for cls in (_reference.Compiled, _reference.MeshExecutable, _reference.ExecuteReplicated):
-        found[cls.__name__] = dict(vars(cls))
+    for holder in {entry.holder for entry in _install.ENTRY_POINTS} - {None}:
+        found[holder.__name__] = dict(vars(holder))
     return found
 
 

@@ -38,4 +38,14 @@ static inline int jm_words_match(const jm_array_layout *layout, const jm_guard *
            jm_buffer_layout_is_default(layout, slot->buffer);
 }
 
+/* The first argument from number `from` on whose words do not match, or `count`. */
+static inline Py_ssize_t jm_words_match_until(const jm_array_layout *layout, const jm_guard *guards,
+                                              const jm_slot *slots, Py_ssize_t from,
+                                              Py_ssize_t count) {
+    const jm_array_layout words = *layout; /* a copy, which the compiler knows not to change */
+    Py_ssize_t i = from;
+    while (i < count && jm_words_match(&words, &guards[i], &slots[i])) i++;
+    return i;
+}
+
 #endif

@@ -25,8 +25,9 @@ cdef extern from "jaxmarshal/guard.h":
         unsigned char kept
         unsigned char committed
     bint jm_words_are_known(const jm_array_layout* layout) noexcept nogil
-    bint jm_words_match(
-        const jm_array_layout* layout, const jm_guard* guard, const jm_slot* slot
+    Py_ssize_t jm_words_match_until(
+        const jm_array_layout* layout, const jm_guard* guards, const jm_slot* slots,
+        Py_ssize_t start, Py_ssize_t count
     ) noexcept nogil
 
 cdef class Plan:
@@ -35,6 +36,7 @@ cdef class Plan:
     cdef Py_ssize_t count       # arguments, constants not counted
     cdef jm_guard* guards       # owned heap block of `count`
     cdef Py_ssize_t inputs      # of the executable: constants and arguments that are kept
+    cdef bint arrays_only       # the inputs are the arguments: all are arrays, none is pruned
     cdef list constants         # owned: arrays that go before the arguments, or None
     cdef object execute         # bound method of the loaded executable
     cdef list handlers          # of the results

@@ -219,7 +219,7 @@ cdef int _check_host(jm_guard* guard, jm_slot* slot, Context context) except -1:
 
 
 cdef int check(Plan plan, jm_table* table) except -1:
-    cdef Py_ssize_t i
+    cdef Py_ssize_t i = 0
     cdef jm_slot* slot
     cdef jm_guard* guard
     cdef bint host = False, words = jm_words_are_known(&layout)
@@ -227,11 +227,13 @@ cdef int check(Plan plan, jm_table* table) except -1:
     plan.failed_at = -1
     if table.count != plan.count:
         return NOT_RECORDED
-    for i in range(plan.count):
+    while True:
+        if words:
+            i = jm_words_match_until(&layout, plan.guards, table.slots, i, plan.count)
+        if i == plan.count:
+            break
         slot = &table.slots[i]
         guard = &plan.guards[i]
-        if words and jm_words_match(&layout, guard, slot):
-            continue
         if (slot.kind == JM_ARRAY) != (guard.kind == JM_ARRAY) or (
             (slot.kind == JM_KEY_ARRAY) != (guard.kind == JM_KEY_ARRAY)
         ):
@@ -247,6 +249,7 @@ cdef int check(Plan plan, jm_table* table) except -1:
         if reason:
             plan.failed_at = i
             return reason
+        i += 1
     if host and not transfers_unguarded(True, False):
         return GUARD
     return HIT
@@ -294,6 +297,10 @@ cdef tuple _inputs(Plan plan, jm_table* table):
     cdef jm_guard* guard
     cdef jm_slot* slot
     cdef tuple inputs = PyTuple_New(plan.inputs)    # quicker to make than a list
+    if plan.arrays_only:
+        for i in range(plan.count):
+            _set_input(inputs, i, <object>table.slots[i].obj)
+        return inputs
     if plan.constants is not None:
         for array in plan.constants:
             _set_input(inputs, n, array)
@@ -459,6 +466,9 @@ cdef Plan make_plan(
             table.slots[i].action = REFUSED
             return None
     plan.inputs = len(shardings)
+    plan.arrays_only = n_constants == 0 and all(
+        [plan.guards[i].kind == JM_ARRAY and plan.guards[i].kept for i in range(plan.count)]
+    )
     if position != plan.inputs:
         reason[0] = EXECUTABLE
         return None

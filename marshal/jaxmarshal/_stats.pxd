@@ -28,6 +28,7 @@ cdef enum Reason:
     DELETED          # the array was deleted or donated
     DTYPE            # a dtype that only the reference handles
     VALUE            # a value whose conversion may warn or fail
+    HOST_LEAVES      # host arguments that jaxlib's C++ call places at less cost
     NO_BACKEND       # no backend is initialised yet
     REASON_COUNT
 

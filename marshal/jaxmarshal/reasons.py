@@ -193,6 +193,13 @@ REASONS: tuple[Reason, ...] = (
         "`device_put(1e300)`",
     ),
     Reason(
+        "host_leaves",
+        "Too many arguments of a compiled call are host data, which jaxlib's own C++ call places "
+        "at less cost than any call from outside.",
+        "Nothing; or place with jax.device_put what is passed more than once.",
+        "`compiled(np.ones(3))`, with fewer than 20 arrays beside it",
+    ),
+    Reason(
         "no_backend",
         "No backend is initialised yet: the reference does that.",
         "Nothing: it is the first call of the program.",

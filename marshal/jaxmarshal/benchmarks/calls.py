@@ -1,0 +1,184 @@
+"""Cases that run compiled code: executables, ahead-of-time calls, and jitted functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxmarshal
+from jaxmarshal import _execute, _reference
+from jaxmarshal.benchmarks import inputs
+from jaxmarshal.benchmarks.case import Call, Case, Sides
+
+
+def _first_plus_one(tree: Any) -> list[Any]:
+    return [jax.tree.leaves(tree)[0] + 1]
+
+
+def _arguments(kind: str, tree: str, count: int, spread: bool) -> Any:
+    sharding = inputs.over_all_devices() if spread else None
+    return inputs.tree_of(tree, inputs.leaves(kind, count, sharding))
+
+
+def _floor(compiled: Any, argument: Any) -> Call:
+    """Run the executable with arrays at hand; host leaves are placed by one prepared call each."""
+    loaded = compiled._executable.unsafe_call
+    execute, handlers = loaded.xla_executable.execute_sharded, loaded.out_handler.handlers
+    leaves = jax.tree.leaves(argument)
+    if all(isinstance(x, jax.Array) for x in leaves):
+        return lambda: execute(leaves).consume_with_handlers(handlers)
+    put, devices = _reference.batched_device_put, jax.devices()[:1]
+    places = []
+    for x in leaves:
+        if isinstance(x, jax.Array):
+            places.append(lambda x=x: x)
+        else:
+            done = _reference.device_put(x)
+            places.append(
+                partial(put, done.aval, done.sharding, [np.asarray(x, done.dtype)], devices, True)
+            )
+    return lambda: execute([place() for place in places]).consume_with_handlers(handlers)
+
+
+def _ahead(kind: str, tree: str, count: int, spread: bool = False) -> Sides:
+    argument = _arguments(kind, tree, count, spread)
+    compiled = jax.jit(_first_plus_one, keep_unused=True).lower(argument).compile()
+    return Sides(
+        partial(_reference.compiled_call, compiled, argument),
+        partial(_execute.compiled_call, compiled, argument),
+        _floor(compiled, argument),
+    )
+
+
+def _blocking(build: Callable[..., Sides], count: int) -> Sides:
+    return build("arrays", "list", count).blocking()
+
+
+def _refused_ahead() -> Sides:
+    x = jax.device_put(np.arange(8, dtype=np.float32))
+
+    def function(x: Any) -> Any:
+        jax.debug.callback(lambda: None)
+        return x + 1
+
+    compiled = jax.jit(function).lower(x).compile()
+    return Sides(
+        partial(_reference.compiled_call, compiled, x),
+        partial(_execute.compiled_call, compiled, x),
+    )
+
+
+def _flat(which: str, count: int) -> Sides:
+    argument = inputs.leaves("arrays", count)
+    compiled = jax.jit(_first_plus_one, keep_unused=True).lower(argument).compile()
+    owner = compiled._executable
+    reference, ours = _reference.mesh_executable_call, _execute.mesh_executable_call
+    if which == "unsafe_call":
+        owner = owner.unsafe_call
+        reference, ours = _reference.execute_replicated_call, _execute.execute_replicated_call
+    return Sides(
+        partial(reference, owner, *argument),
+        partial(ours, owner, *argument),
+        _floor(compiled, argument),
+    )
+
+
+def execute_cases() -> Iterator[Case]:
+    """The two flat ways into an executable."""
+    for which, entry, speedup in (
+        ("unsafe_call", "execute_replicated_call", 2.5),
+        ("MeshExecutable.call", "mesh_executable_call", 3.2),
+    ):
+        for count in (1, 4, 10, 100, 1000):
+            yield Case(
+                f"{which}, {count} arrays", entry, partial(_flat, which, count), leaves=count,
+                series=which, least_speedup=speedup if count == 1 else None,
+                quick=count in (1, 100),
+            )  # fmt: skip
+
+
+def ahead_of_time_cases() -> Iterator[Case]:
+    """Functions compiled ahead of time, over jaxlib's C++."""
+    entry = "compiled_call"
+    bars: dict[int, tuple[float | None, float | None]] = {
+        1: (1.05, 1.2), 4: (None, None), 10: (None, None), 100: (1.75, 1.25), 1000: (1.95, 1.2),
+    }  # fmt: skip
+    for count, (speedup, over_floor) in bars.items():
+        yield Case(
+            f"list of {count} arrays", entry, partial(_ahead, "arrays", "list", count),
+            leaves=count, series="list of arrays", least_speedup=speedup,
+            most_over_floor=over_floor, quick=True,
+        )  # fmt: skip
+    # Host data among few arrays is left to jaxlib's C++ call: nothing is gained or lost.
+    for kind in ("numpy", "scalars", "mixed"):
+        for count in (4, 10, 100):
+            yield Case(
+                f"list of {count} {kind}, left to C++", entry,
+                partial(_ahead, kind, "list", count), leaves=count, series=f"list of {kind}",
+                least_speedup=1 / 1.03, hits=False,
+            )  # fmt: skip
+    yield Case(
+        "200 arrays and a numpy", entry, partial(_ahead, "arrays and a numpy", "list", 201),
+        leaves=201,
+    )  # fmt: skip
+    for tree in ("dict", "model", "custom"):
+        yield Case(
+            f"{tree} of 200 arrays", entry, partial(_ahead, "arrays", tree, 200), leaves=200,
+            quick=tree == "model",
+        )  # fmt: skip
+    for count in (1, 10, 100):
+        yield Case(
+            f"list of {count} arrays on 8 devices", entry,
+            partial(_ahead, "arrays", "list", count, True), leaves=count, devices=8,
+            series="list of arrays on 8 devices", least_speedup=1.0,
+        )  # fmt: skip
+    for count in (1, 100):
+        yield Case(
+            f"list of {count} arrays, blocking", entry,
+            partial(_blocking, _ahead, count), leaves=count,
+        )  # fmt: skip
+    yield Case("refused (callback)", entry, _refused_ahead, least_speedup=1 / 1.03, hits=False)
+
+
+def _jit(kind: str, tree: str, count: int, spread: bool = False) -> Sides:
+    argument = _arguments(kind, tree, count, spread)
+    make = getattr(jaxmarshal, "jit", jax.jit)
+    plain = jax.jit(_first_plus_one, keep_unused=True)
+    ours = make(_first_plus_one, keep_unused=True)
+    floor = _floor(plain.lower(argument).compile(), argument)
+    return Sides(partial(plain, argument), partial(ours, argument), floor)
+
+
+def jit_cases() -> Iterator[Case]:
+    """Jitted functions, over jaxlib's C++."""
+    bars: dict[int, tuple[float | None, float | None]] = {
+        1: (1.02, 1.2), 10: (1.3, 1.25), 100: (1.8, 1.2),
+    }  # fmt: skip
+    for count in (1, 4, 10, 100, 1000, 4000):
+        speedup, over_floor = bars.get(count, (None, None))
+        yield Case(
+            f"list of {count} arrays", "jit", partial(_jit, "arrays", "list", count),
+            leaves=count, series="list of arrays", least_speedup=speedup,
+            most_over_floor=over_floor, quick=count in (1, 100),
+        )  # fmt: skip
+    for kind in ("numpy", "scalars", "mixed"):
+        for count in (4, 100):
+            yield Case(
+                f"list of {count} {kind}", "jit", partial(_jit, kind, "list", count),
+                leaves=count, series=f"list of {kind}",
+            )  # fmt: skip
+    for tree in ("dict", "model", "custom"):
+        yield Case(f"{tree} of 200 arrays", "jit", partial(_jit, "arrays", tree, 200), leaves=200)
+    for count in (1, 100):
+        yield Case(
+            f"list of {count} arrays on 8 devices", "jit",
+            partial(_jit, "arrays", "list", count, True), leaves=count, devices=8,
+        )  # fmt: skip
+        yield Case(
+            f"list of {count} arrays, blocking", "jit",
+            partial(_blocking, _jit, count), leaves=count,
+        )  # fmt: skip

@@ -1,0 +1,145 @@
+"""Cases that place data: `device_put` and `shard_args`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from jaxmarshal import _reference, api
+from jaxmarshal.benchmarks import inputs
+from jaxmarshal.benchmarks.case import Call, Case, Sides
+
+# partial() calls straight from C, so that no side pays for a Python frame of its own.
+
+
+def _sides(args: tuple[Any, ...], floor: Call | None = None, **options: Any) -> Sides:
+    return Sides(
+        partial(_reference.device_put, *args, **options),
+        partial(api.device_put, *args, **options),
+        floor,
+    )
+
+
+def _put_one(x: Any, committed: bool = False) -> Call:
+    """The prepared jaxlib call for one host argument on the default device."""
+    done = _reference.device_put(x)
+    host = np.asarray(x, done.dtype)
+    return partial(
+        _reference.batched_device_put,
+        done.aval, done.sharding, [host], jax.devices()[:1], committed,
+    )  # fmt: skip
+
+
+def _all(calls: list[Call]) -> Call:
+    return lambda: [call() for call in calls]
+
+
+def _tree(kind: str, tree: str, count: int) -> Sides:
+    items = inputs.leaves(kind, count)
+    puts = [_put_one(x) for x in items if not isinstance(x, jax.Array)]
+    return _sides((inputs.tree_of(tree, items),), _all(puts) if puts else None)
+
+
+def _one_numpy(to_device: bool = False) -> Sides:
+    x = np.arange(8, dtype=np.float32)
+    args = (x, jax.devices()[0]) if to_device else (x,)
+    return _sides(args, _put_one(x, committed=to_device))
+
+
+def _committed() -> Sides:
+    device = jax.devices()[0]
+    return _sides((_reference.device_put(np.arange(8, dtype=np.float32), device), device))
+
+
+def _over_devices(spec: tuple[Any, ...]) -> Sides:
+    target = inputs.over_all_devices(spec)
+    count = len(jax.devices())
+    wide = np.ones((8 * count, 8), np.float32)
+    done = _reference.device_put(wide, target)
+    shards = [wide[i * 8 : i * 8 + 8] for i in range(count)] if spec else [wide] * count
+    floor = partial(
+        _reference.batched_device_put, done.aval, target, shards, jax.devices(), True
+    )
+    return _sides((wide, target), floor)
+
+
+def device_put_cases() -> Iterator[Case]:
+    """`jax.device_put` of host data and of arrays."""
+
+    def case(name: str, build: Callable[[], Sides], **details: Any) -> Case:
+        return Case(name, "device_put", build, **details)
+
+    yield case("np f32[8]", _one_numpy, least_speedup=7, most_over_floor=1.25, quick=True)
+    yield case(
+        "np f32[8] to a device", partial(_one_numpy, True),
+        least_speedup=7, most_over_floor=1.25,
+    )  # fmt: skip
+    yield case(
+        "np f64[8], x64 off", lambda: _sides((np.arange(8, dtype=np.float64),)), quick=True
+    )
+    yield case("Python float", partial(_sides, (1.0,)), least_speedup=5, quick=True)
+    yield case("numpy scalar", lambda: _sides((np.float32(1),)), least_speedup=5)
+    yield case(
+        "dict of 9 numpy", partial(_tree, "numpy", "dict", 9), leaves=9,
+        least_speedup=4.2, most_over_floor=1.25, quick=True,
+    )  # fmt: skip
+    bars = {("numpy", 100): (4, 1.15), ("arrays", 100): (50, None)}
+    for kind in inputs.KINDS:
+        for count in (1, 4, 10, 100, 1000):
+            yield case(
+                f"list of {count} {kind}", partial(_tree, kind, "list", count), leaves=count,
+                series=f"list of {kind}", quick=kind in ("arrays", "numpy") and count in (10, 100),
+                least_speedup=bars.get((kind, count), (None, None))[0],
+                most_over_floor=bars.get((kind, count), (None, None))[1],
+            )  # fmt: skip
+    for tree in ("dict", "model", "custom"):
+        yield case(f"{tree} of 100 numpy", partial(_tree, "numpy", tree, 100), leaves=100)
+    yield case("committed array to its device", _committed, least_speedup=4, quick=True)
+    for name, spec in (("sharded", ("x",)), ("replicated", ())):
+        yield case(
+            f"np f32[64,8] {name} over 8", partial(_over_devices, spec), devices=8,
+            least_speedup=2.2,
+        )  # fmt: skip
+    yield case("np f32[8], blocking", lambda: _one_numpy().blocking())
+    yield case(
+        "list of 100 numpy, blocking", lambda: _tree("numpy", "list", 100).blocking(), leaves=100
+    )
+    yield case(
+        "refused (may_alias=False)",
+        lambda: _sides((np.arange(8, dtype=np.float32),), may_alias=False),
+        least_speedup=1 / 1.03, hits=False,
+    )  # fmt: skip
+
+
+def _shard_args(kind: str, count: int, spread: bool = False) -> Sides:
+    target = inputs.over_all_devices() if spread else SingleDeviceSharding(jax.devices()[0])
+    items = inputs.leaves(kind, count, target)
+    args = ([target] * count, [None] * count, [_reference.REUSE_INPUT] * count, items)
+    floor = _all([_put_one(x, True) for x in items]) if kind == "numpy" and not spread else None
+    if floor is not None and count == 1:
+        floor = _put_one(items[0], True)
+    return Sides(
+        partial(_reference.shard_args, *args), partial(api.shard_args, *args), floor
+    )
+
+
+def shard_args_cases() -> Iterator[Case]:
+    """`pxla.shard_args`, which places the arguments of compiled code."""
+    bars = {("numpy", 1): (2.2, 1.3), ("arrays", 1): (4, None)}
+    for kind in ("arrays", "numpy"):
+        for count in (1, 4, 10, 100, 1000):
+            yield Case(
+                f"{count} {kind}", "shard_args", partial(_shard_args, kind, count),
+                leaves=count, series=kind, quick=count in (1, 10),
+                least_speedup=bars.get((kind, count), (None, None))[0],
+                most_over_floor=bars.get((kind, count), (None, None))[1],
+            )  # fmt: skip
+        yield Case(
+            f"10 {kind} on 8 devices", "shard_args", partial(_shard_args, kind, 10, True),
+            leaves=10, devices=8,
+        )  # fmt: skip

@@ -1,0 +1,202 @@
+"""The benchmarks: every case takes its path, and the command does what it says. No timing."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from child import run
+from conftest import LAYOUT_OFF
+
+from jaxmarshal import commands
+from jaxmarshal.benchmarks import measure, page, results, suite
+
+BENCH = Path(__file__).resolve().parents[1] / "bench"
+CASES = [(group, case) for group, case in suite.select() if case.leaves <= 201]
+
+
+def bench(*arguments, **environment):
+    return run("-m", "jaxmarshal", "bench", *arguments, **environment)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """A real, short run: its JSON file and its page."""
+    folder = tmp_path_factory.mktemp("bench")
+    done = bench(
+        "--group", "device_put", "--group", "eager", "--width", "1", "--width", "10",
+        "--seconds", "0.02", "--json", folder / "new.json", "--html", folder / "new.html",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "np f32[8]" in done.stdout and "not accelerated yet" in done.stdout
+    return folder
+
+
+@pytest.mark.parametrize(("group", "case"), CASES, ids=[f"{g}-{c.name}" for g, c in CASES])
+def test_each_case_takes_its_path(group, case):
+    """The three sides give the same result, and jaxmarshal's hits, or misses where it should."""
+    if LAYOUT_OFF and case.leaves > 100:
+        pytest.skip("slow without words")
+    sides = case.build()
+    if case.accelerated:
+        measure.check_path(case, sides)
+    expected = str(jax.tree.leaves(sides.reference()))
+    assert str(jax.tree.leaves(sides.jaxmarshal())) == expected
+    if sides.floor is not None:
+        sides.floor()
+
+
+def test_case_that_misses_fails():
+    """A case whose call silently goes to the reference is an error, not a figure."""
+    (_, hitting), *_ = suite.select(["device_put"], name="np f32[8]")
+    (_, refused), *_ = suite.select(["device_put"], name="refused")
+    for case, other in ((hitting, refused), (refused, hitting)):
+        with pytest.raises(measure.WrongPath):
+            measure.check_path(case, other.build())
+
+
+def test_groups_are_those_of_the_command():
+    """The command names the groups without importing the cases."""
+    from jaxmarshal.commands import bench as command
+
+    assert list(command.GROUPS) == list(suite.GROUPS)
+    assert "bench" in commands.NAMES
+    names = [(group, case.name) for group, case in suite.select()]
+    assert len(names) == len(set(names))
+    for group in suite.GROUPS:
+        assert (BENCH / f"bench_{group}.py").is_file()
+
+
+def test_list_and_choose():
+    """`--list` measures nothing; groups, widths and names choose."""
+    done = bench("--list")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == len(suite.select())
+    assert "jit: list of 4000 arrays" in done.stdout
+    done = bench("--list", "--group", "ahead_of_time", "--width", "100", "--case", "arrays")
+    assert "ahead_of_time: list of 100 arrays" in done.stdout.splitlines()
+    assert all(line.startswith("ahead_of_time: ") for line in done.stdout.splitlines())
+    quick = bench("--list", "--quick").stdout.splitlines()
+    assert 10 < len(quick) < 40
+
+
+def test_json(small):
+    """The file holds versions and rows, and can be shown again."""
+    found = results.read(small / "new.json")
+    assert found["versions"]["backend"] == "cpu"
+    rows = {(row["group"], row["case"]): row for row in found["rows"]}
+    row = rows["device_put", "np f32[8]"]
+    assert row["accelerated"]
+    assert math.isclose(row["speedup"], row["reference"] / row["jaxmarshal"])
+    assert 0 <= row["speedup_noise"] < 10
+    assert "jaxmarshal" not in rows["eager", "lax.neg"]
+    again = bench("--from", small / "new.json")
+    assert again.returncode == 0
+    assert "np f32[8]" in again.stdout and "Python float" in again.stdout
+
+
+def test_page(small):
+    """One file, no script, nothing loaded; both colour schemes; every case is in it."""
+    text = (small / "new.html").read_text()
+    assert "<script" not in text and "@import" not in text and "<link" not in text
+    assert "src=" not in text and "url(http" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert page.INK not in text and page.GRID not in text
+    assert text.count("<svg") >= 2
+    for row in results.read(small / "new.json")["rows"]:
+        assert row["case"] in text
+
+
+def test_compare(small, tmp_path):
+    """Only differences beyond the noise are reported, with their direction."""
+    path = small / "new.json"
+    done = bench("--from", path, "--compare", path)
+    assert done.returncode == 0
+    assert "no difference beyond the noise" in done.stdout
+    old = json.loads(path.read_text())
+    for row in old["rows"]:
+        if row["case"] in ("np f32[8]", "Python float"):
+            row["speedup_noise"] = 0.01
+            row["speedup"] *= 10 if row["case"] == "np f32[8]" else 0.1
+    old["versions"]["jax"] = "0.0.1"
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    new = copy.deepcopy(old)
+    new["rows"] = json.loads(path.read_text())["rows"]
+    for row in new["rows"]:
+        if "speedup_noise" in row:
+            row["speedup_noise"] = 0.01
+    (tmp_path / "new.json").write_text(json.dumps(new))
+    done = bench("--from", tmp_path / "new.json", "--compare", tmp_path / "old.json")
+    changes = [line for line in done.stdout.splitlines() if line[:6] in ("better", "worse:")]
+    assert [line.partition(":")[0] for line in changes] == ["worse", "better"]
+    assert "np f32[8]: " in changes[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--group", "nonsense"], "invalid choice"),
+        (["--width", "many"], "invalid int"),
+        (["--width", "17"], "no case fits"),
+        (["--seconds", "0"], "has to be positive"),
+        (["--compare", "{tmp}/missing.json"], "cannot read"),
+        (["--compare", "{tmp}/damaged.json"], "is not JSON"),
+        (["--compare", "{tmp}/other.json"], "holds no results"),
+        (["--from", "{tmp}/rows.json"], "has a row without"),
+        (["--json", "{tmp}/no/folder.json"], "there is no folder"),
+        (["--html", "{tmp}"], "it is a folder"),
+    ],
+)
+def test_bad_usage(arguments, message, tmp_path):
+    """Exit status 2 and one line that says what is wrong, before anything is measured."""
+    (tmp_path / "damaged.json").write_text('{"format": 1, "rows": [')
+    (tmp_path / "other.json").write_text('{"format": 7}')
+    (tmp_path / "rows.json").write_text('{"format": 1, "versions": {}, "rows": [{"case": 1}]}')
+    done = bench(*[text.format(tmp=tmp_path) for text in arguments])
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_without_rich(tmp_path):
+    """A missing package is named together with the extra that has it."""
+    (tmp_path / "rich.py").write_text("raise ImportError('no rich today')\n")
+    done = bench("--quick", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2
+    assert "pip install 'jaxmarshal[bench]'" in done.stderr
+
+
+def test_help():
+    """Every option is explained."""
+    done = bench("--help")
+    assert done.returncode == 0
+    for option in ("--quick", "--json", "--html", "--compare", "--group", "--width"):
+        assert option in done.stdout
+
+
+def test_per_leaf():
+    """The slope of a straight line is its slope."""
+    rows = [
+        {"group": "g", "series": "s", "leaves": n, "reference": 3 + 0.5 * n, "floor": 2.0}
+        for n in (1, 10, 1000)
+    ]
+    slopes = measure.per_leaf([*rows, {"group": "g", "series": "", "leaves": 1}])
+    assert list(slopes) == [("g", "s")]
+    assert math.isclose(slopes["g", "s"]["reference"], 0.5)
+    assert abs(slopes["g", "s"]["floor"]) < 1e-12
+    assert "jaxmarshal" not in slopes["g", "s"]
+
+
+def test_documents_say_what_the_figures_say():
+    """The tables in the READMEs are those of the committed files."""
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "figures.py"), "--check"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
