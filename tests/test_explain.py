@@ -349,7 +349,7 @@ def test_every_reason_was_met():
     """What is neither provoked above nor listed as impossible here has been forgotten."""
     met = {*DEVICE_PUT, *COMPILED, *ELSEWHERE}
     met |= {"options", "target", "tree"}    # test_device_put_arguments
-    met |= {"trace", "profiler", "layout", "executable", "hook", "host_leaves"}    # tests of their own
+    met |= {"trace", "profiler", "layout", "executable", "hook", "host_leaves"}    # their own tests
     assert met == {reason.name for reason in REASONS}
 
 

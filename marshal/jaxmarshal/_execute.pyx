@@ -359,7 +359,7 @@ def probe_compiled(compiled, tuple args, dict kwargs):
     cdef Plan plan
     cdef int reason, refused
     cdef bint matched = False
-    cdef Py_ssize_t index
+    cdef Py_ssize_t index, passed, best = 0
     cdef tuple words = (-1, None, None)
     cdef Plans plans = plans_of(compiled)
     cdef Context context = _context_for_execution(None, &reason)
@@ -378,7 +378,9 @@ def probe_compiled(compiled, tuple args, dict kwargs):
             refused = check(plan, &table)
             if refused == HIT:
                 return (HIT, -1, None, None)
-            if not matched:    # the plan that was used last is the one to compare with
+            passed = plan.count if plan.failed_at < 0 else plan.failed_at
+            if not matched or passed > best:    # the plan that fits best is the one meant
+                best = passed
                 reason = refused
                 words = failed_words(plan, &table, reason)
             matched = True
