@@ -21,6 +21,9 @@ from jaxmarshal import _counters
 #: Do the live-object counters count?
 DEBUG: bool = _counters.debug_build()
 
+#: The address sanitizer keeps freed memory for a while, so that its addresses do not come back.
+ADDRESSES_COME_BACK: bool = "ASAN_OPTIONS" not in os.environ
+
 #: The longer profile of the tests.
 THOROUGH: bool = os.environ.get("JAXMARSHAL_TEST_PROFILE") == "ci"
 

@@ -15,7 +15,7 @@ from conftest import LAYOUT_OFF
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from samples import device, mesh_of, targets
-from support import aligned, column_major, counts, same_as_jax
+from support import ADDRESSES_COME_BACK, aligned, column_major, counts, same_as_jax
 
 import jaxmarshal
 from jaxmarshal import _layout
@@ -102,7 +102,7 @@ def test_reused_host_array_addresses():
         assert (result.shape, result.dtype) == (host.shape, host.dtype)
         np.testing.assert_array_equal(result, host)
         del host, result
-    assert reused > 100
+    assert reused > 100 or not ADDRESSES_COME_BACK
     assert counts() == (288, {"not_recorded": 12})
 
 
@@ -121,7 +121,7 @@ def test_reused_device_array_addresses():
         assert result.sharding == target
         np.testing.assert_array_equal(result, sources[i % 4])
         del source, result
-    assert reused > 20
+    assert reused > 20 or not ADDRESSES_COME_BACK
     hits, reasons = counts()
     # Four shapes from two other devices; the first call of all finds no target.
     assert reasons == {"not_recorded": 8}

@@ -17,6 +17,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from observe import observe
 from recipes import aligned
+from support import ADDRESSES_COME_BACK
 
 import jaxmarshal
 from jaxmarshal import _plan, _reference
@@ -128,7 +129,7 @@ def test_trap_2_reused_address():
         addresses.add(id(array))
         np.testing.assert_array_equal(compiled(array), np.full(4, i + 1))
         del array
-    assert len(addresses) < 200
+    assert len(addresses) < 200 or not ADDRESSES_COME_BACK
     other = jax.device_put(np.zeros((2, 2), np.float32))
     with pytest.raises(TypeError, match="compiled with"):
         compiled(other)
