@@ -72,7 +72,7 @@ clean: ## remove what the targets above have made, environments included
 	rm -rf build dist .nox .venv .venv-debug .venv-asan .venv-ci
 	rm -rf .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf marshal/jaxmarshal.egg-info marshal/jaxmarshal/*.so
-	find marshal tests bench demo -name __pycache__ -type d -prune -exec rm -rf {} +
+	find marshal tests bench demo examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Environments. Each is made once; where a source is newer than its stamp, pip runs again.
 %/bin/python:
@@ -81,15 +81,15 @@ clean: ## remove what the targets above have made, environments included
 	$(PYTHON) -m venv $*
 
 $(VENV)/.installed: $(COMPILED) | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet --editable '.[test,demo,bench,lint]'
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test,examples,demo,bench,lint]'
 	touch $@
 
 $(VENV_DEBUG)/.installed: $(PACKAGED) | $(VENV_DEBUG)/bin/python
-	JAXMARSHAL_BUILD=debug $(VENV_DEBUG)/bin/python -m pip install --quiet '.[test]'
+	JAXMARSHAL_BUILD=debug $(VENV_DEBUG)/bin/python -m pip install --quiet '.[test,examples]'
 	touch $@
 
 $(VENV_ASAN)/.installed: $(PACKAGED) | $(VENV_ASAN)/bin/python
-	JAXMARSHAL_BUILD=asan $(VENV_ASAN)/bin/python -m pip install --quiet '.[test]'
+	JAXMARSHAL_BUILD=asan $(VENV_ASAN)/bin/python -m pip install --quiet '.[test,examples]'
 	touch $@
 
 $(VENV_CI)/.installed: | $(VENV_CI)/bin/python

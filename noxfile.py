@@ -133,7 +133,7 @@ def matrix(session, jax):
         env={"JAXMARSHAL_WERROR": "1", "JAXMARSHAL_BUILD": "release"}, silent=True,
     )  # fmt: skip
     (wheel,) = dist.glob("*.whl")
-    session.install(f"{wheel}[test]", f"jax=={jax}")
+    session.install(f"{wheel}[test,examples]", f"jax=={jax}")
 
     session.chdir(work)
     session.run("python", "-c", CHECK, jax, str(ROOT / "marshal"), log=False)

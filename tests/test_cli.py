@@ -45,10 +45,37 @@ def test_doctor_json():
     assert facts["not_supported"] is None
     assert facts["missing_names"] == {}
     assert facts["entry_points"] == {
-        entry: {"active": True, "installed": False} for entry in ENTRIES
+        entry: {"active": True, "installed": False, "lacks": []} for entry in ENTRIES
     }
+    assert facts["switched_off"] is True
+    assert all(counts["hits"] == 0 for counts in facts["stats"].values())
     assert facts["object_layout"]["aval"] is None
     assert facts["object_layout"]["notes"] == ["switched off by JAXMARSHAL_OBJECT_LAYOUT"]
+
+
+def test_doctor_with_the_switch():
+    """JAXMARSHAL=off is said at the top and at every entry point."""
+    done = doctor(JAXMARSHAL="off")
+    assert done.returncode == 0
+    assert "switched off\n  JAXMARSHAL is off in the environment" in done.stdout
+    assert done.stdout.count("active, not installed (JAXMARSHAL=off)\n") == len(ENTRIES)
+
+
+def test_doctor_shows_counts(capsys):
+    """Within a program the report has what was counted, and what the reasons mean."""
+    from jaxmarshal.__main__ import main
+
+    jaxmarshal.device_put(1.0)
+    jaxmarshal.device_put(1.0)
+    jaxmarshal.device_put(1.0, may_alias=False)
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("calls in this process")
+    assert lines[start + 1].split(maxsplit=1) == [
+        "device_put", "1 hits, 2 misses, 1 not_recorded, 1 options"
+    ]  # fmt: skip
+    explained = [line.partition(":")[0].strip() for line in lines[start + 2 :]]
+    assert explained == ["not_recorded", "options"]
 
 
 def test_doctor_without_a_backend():

@@ -73,7 +73,7 @@ result = {
     assert found["moved"] == [True] * 4
     assert found["values"] == [[1.0] * 3] * 3
     assert found["counts"]["hits"] == 2
-    assert found["counts"]["misses_by_reason"] == {"context": 1, "not_recorded": 1}
+    assert found["counts"]["misses_by_reason"] == {"no_backend": 1, "not_recorded": 1}
 
 
 @targets("none", "first", "other", "single", "single other", "replicated")
@@ -280,7 +280,7 @@ shapes = [jaxmarshal.device_put(host).shape for _ in range(3)]
 result = [shapes, jaxmarshal.stats()["device_put"]]
 """)
     assert found[0] == [[3]] * 3
-    assert found[1] == {"hits": 2, "misses": 1, "misses_by_reason": {"context": 1}}
+    assert found[1] == {"hits": 2, "misses": 1, "misses_by_reason": {"no_backend": 1}}
 
 
 FIRST_CONTEXTS = {

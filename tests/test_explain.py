@@ -1,68 +1,362 @@
-"""`explain` names the first obstacle, its argument and the word that differs, and runs nothing."""
+"""`explain` names the first obstacle, its argument and the word that differs, and runs nothing.
+
+Every reason of `reasons.py` is met here once, by a call that a user can make, or is listed with
+why it cannot be.
+"""
 
 from __future__ import annotations
+
+import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from child import run_code
+from jax._src import core, literals, util
+from support import column_major, counts
+from test_api import REPOSITORY
 
 import jaxmarshal
+from jaxmarshal.reasons import REASONS, page
+
+explain = jaxmarshal.explain
+
+#: Reasons that no call in this process can have.
+ELSEWHERE = {
+    "hit": "no obstacle",
+    "unsupported": "needs a JAX out of range; see `test_an_unsupported_version` in test_cli.py",
+    "context": "needs several processes; the state is part of the recorded context",
+    "no_backend": "needs a process without a backend; see `test_before_there_is_a_backend`",
+}
+
+
+def deleted():
+    x = jnp.ones(3)
+    x.delete()
+    return x
+
+
+def leaked_tracer():
+    leaked = []
+    jax.jit(lambda x: leaked.append(x) or x)(1.0)
+    return leaked[0]
+
+
+@contextlib.contextmanager
+def listening():
+    util.test_event_listener = lambda *_: None
+    try:
+        yield
+    finally:
+        util.test_event_listener = None
+
+
+def strings():
+    return jax.device_put(np.array(["a", "b"], np.dtypes.StringDType()), jax.devices()[0])
+
+
+# What is put, the path of the argument in question, a context.
+DEVICE_PUT = {
+    "not_recorded": ([1.0, np.zeros(7)], "x[1]"),
+    "guard": (1.0, None, lambda: jax.transfer_guard("disallow")),
+    "listener": (1.0, None, listening),
+    "unknown_type": ({"b": [1.0, "text"], "a": None}, "x['b'][1]"),
+    "tracer": (leaked_tracer, "x"),
+    "ref": (lambda: (1.0, jax.new_ref(jnp.ones(3))), "x[1]"),
+    "key_array": (lambda: [1.0, jax.random.key(0)], "x[1]"),
+    "token": (lambda: [1.0, core.Token(jnp.zeros(0))], "x[1]"),
+    "literal": (lambda: [1.0, literals.TypedNdArray(np.zeros(2))], "x[1]"),
+    "deleted": (lambda: [1.0, {"a": deleted()}], "x[1]['a']"),
+    "dtype": (lambda: [1.0, strings()], "x[1]"),
+    "value": ([1.0, 1e300], "x[1]"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize("reason", DEVICE_PUT)
+def test_device_put_reasons(reason):
+    """Each obstacle has its reason, its argument, a meaning and an advice; stats() agrees."""
+    make, leaf, *context = DEVICE_PUT[reason]
+    value = make() if callable(make) else make
+    jaxmarshal.device_put(1.0)
+    jaxmarshal.reset_stats()
+    with context[0]() if context else contextlib.nullcontext():
+        answer = explain(jaxmarshal.device_put, value)
+        assert counts() == (0, {})
+        with contextlib.suppress(Exception):
+            jaxmarshal.device_put(value)
+    assert (answer.hit, answer.reason, answer.leaf) == (False, reason, leaf)
+    assert answer.meaning in str(answer) and answer.advice in str(answer)
+    assert counts() == (0, {reason: 1})
+
+
+def test_device_put_arguments():
+    """Options and targets."""
+    device = jax.devices()[0]
+    for reason, args, kwargs in (
+        ("options", (1.0,), {"may_alias": False}),
+        ("options", (1.0, device), {"donate": True}),
+        ("target", (1.0, jax.sharding.PartitionSpec()), {}),
+        ("tree", ([1.0], [None, None]), {}),
+        ("tree", ([1.0, 2.0], [device]), {}),
+    ):
+        jaxmarshal.reset_stats()
+        answer = explain(jaxmarshal.device_put, *args, **kwargs)
+        assert (answer.hit, answer.reason) == (False, reason)
+        with contextlib.suppress(Exception):
+            jaxmarshal.device_put(*args, **kwargs)
+        assert counts() == (0, {reason: 1})
+
+
+def test_in_a_trace():
+    """Asked while something is traced, for both kinds of functions."""
+    compiled = compile_add()
+    answers = []
+
+    def traced(x):
+        answers.append(explain(jax.device_put, 1.0).reason)
+        answers.append(explain(compiled, jnp.ones(3)).reason)
+        return x
+
+    jax.jit(traced)(1.0)
+    assert answers == ["trace", "trace"]
+
+
+def test_under_a_profiler(tmp_path):
+    """Asked while a profile is taken."""
+    with jax.profiler.trace(str(tmp_path)):
+        assert explain(jax.device_put, 1.0).reason == "profiler"
+
+
+def test_before_there_is_a_backend():
+    """Asked first of all; nothing is initialised for the answer."""
+    done = run_code(
+        """
+        import jaxmarshal
+        from jax._src import xla_bridge
+        print(jaxmarshal.explain(jaxmarshal.device_put, 1.0).reason)
+        assert not xla_bridge.backends_are_initialized()
+        """
+    )
+    assert done.stdout == "no_backend\n"
 
 
 def test_device_put_before_and_after_recording():
     """A call that nothing was recorded for, and the same call afterwards."""
     x = {"a": np.zeros(3, np.float32), "b": [jnp.ones(2), np.ones(5, np.float32)]}
-    before = jaxmarshal.explain(jaxmarshal.device_put, x)
+    before = explain(jaxmarshal.device_put, x)
     assert (before.hit, before.reason, before.leaf) == (False, "not_recorded", "x['a']")
     jaxmarshal.device_put(x)
-    after = jaxmarshal.explain(jax.device_put, x)
+    after = explain(jaxmarshal.device_put, x)
     assert after.hit and str(after) == "device_put: a hit."
     x["b"][1] = np.ones(6, np.float32)
-    assert jaxmarshal.explain(jax.device_put, x).leaf == "x['b'][1]"
+    assert explain(jax.device_put, x).leaf == "x['b'][1]"
     assert jaxmarshal.stats()["device_put"]["misses"] == 1
 
 
-@pytest.mark.parametrize(
-    ("call", "reason"),
-    [
-        (lambda explain: explain(jax.device_put, "text"), "unknown_type"),
-        (lambda explain: explain(jax.device_put, 1.0, may_alias=False), "options"),
-        (lambda explain: explain(jax.device_put, 1.0, "cpu"), "target"),
-        (lambda explain: explain(jax.device_put, [1.0], [None, None]), "tree"),
-        (lambda explain: explain(jax.device_put, jax.random.key(0)), "key_array"),
-        (lambda explain: explain(len, [1]), "unknown_function"),
-    ],
-)
-def test_device_put_reasons(call, reason):
-    """Each obstacle has its reason, a meaning and an advice."""
-    answer = call(jaxmarshal.explain)
-    assert (answer.hit, answer.reason) == (False, reason)
+def test_whether_it_is_installed():
+    """JAX's own function hits only once it is replaced; the answer says so."""
+    jaxmarshal.device_put(1.0)
+    original = jax.device_put
+    answer = explain(original, 1.0)
+    assert answer.hit and not answer.installed
+    assert "\njaxmarshal is not installed: as it is, the call goes to JAX" in str(answer)
+    with jaxmarshal.installed():
+        assert explain(jax.device_put, 1.0).installed
+        assert not explain(original, 1.0).installed    # a name bound before stays JAX's
+    compiled = compile_add()
+    assert not explain(compiled, jnp.ones(3)).installed
+    with jaxmarshal.installed("compiled_call"):
+        assert explain(compiled, jnp.ones(3)).installed
+
+
+def test_unknown_function():
+    """A function without a fast path is no error."""
+    answer = explain(len, [1])
+    assert (answer.hit, answer.entry_point, answer.reason) == (False, None, "unknown_function")
     assert answer.meaning and answer.advice
-    assert reason in str(answer) or answer.entry_point is None
 
 
-def test_compiled_words():
-    """A miss of a compiled call names the leaf, the recorded word and the found one."""
+# --- Compiled functions --------------------------------------------------------------------------
+
+
+def compile_add(warm=True):
+    """x + 1 of three float32, called twice with an uncommitted array if `warm`."""
+    compiled = jax.jit(lambda x: x + 1).lower(jnp.ones(3)).compile()
+    if warm:
+        with jaxmarshal.installed("compiled_call"):
+            compiled(jnp.ones(3))
+    return compiled
+
+
+# What is passed, the recorded and the found word as far as they are looked at.
+COMPILED = {
+    "aval": (lambda: jnp.ones(4), "float32[3]", "float32[4]"),
+    "sharding": (lambda: jax.device_put(jnp.ones(3), jax.devices()[1]), "", ""),
+    "committed": (lambda: jax.device_put(jnp.ones(3), jax.devices()[0]), "False", "True"),
+    "deleted": (deleted, "a live array", "a deleted array"),
+    "not_recorded": (lambda: jax.random.key(0), "", "PRNGKeyArray"),
+    "unknown_type": (lambda: "text", "", ""),
+    "ref": (lambda: jax.new_ref(jnp.ones(3)), "", ""),
+    "literal": (lambda: literals.TypedNdArray(np.zeros(3, np.float32)), "", ""),
+    "token": (lambda: core.Token(jnp.zeros(0)), "", ""),
+    "tracer": (leaked_tracer, "", ""),
+}
+
+
+@pytest.mark.parametrize("reason", COMPILED)
+def test_compiled_reasons(reason):
+    """Each obstacle names its argument and the words that differ."""
+    make, recorded, found = COMPILED[reason]
+    answer = explain(compile_add(), make())
+    assert (answer.hit, answer.reason, answer.leaf) == (False, reason, "args[0]")
+    assert recorded in str(answer.recorded) and found in str(answer.found)
+    assert answer.advice in str(answer)
+
+
+def test_compiled_before_recording():
+    """What no plan will be made for is named at once, with its argument."""
+    four = jax.jit(lambda x, y: x + y).lower(jnp.ones((4, 3)), jnp.ones(3)).compile()
+    moved = jax.device_put(jnp.ones(3), jax.devices()[1])
+    for args, reason, leaf in (
+        ((jnp.ones((4, 3)), jnp.ones(3)), "not_recorded", None),
+        ((jnp.ones((4, 3)), deleted()), "deleted", "args[1]"),
+        ((jnp.ones((4, 3)), moved), "sharding", "args[1]"),
+        ((jnp.ones((4, 3)), [{"a": "text"}]), "unknown_type", "args[1][0]['a']"),
+    ):
+        answer = explain(four, *args)
+        assert (answer.hit, answer.reason, answer.leaf) == (False, reason, leaf)
+
+
+def test_compiled_layout():
+    """Data in another layout, before and after something was recorded."""
+    compiled = jax.jit(lambda x: x + 1).lower(jnp.ones((3, 4))).compile()
+    for _ in range(2):
+        answer = explain(compiled, column_major())
+        assert (answer.reason, answer.leaf) == ("layout", "args[0]")
+        with jaxmarshal.installed("compiled_call"):
+            compiled(jax.device_put(jnp.ones((3, 4)), jax.devices()[0]))
+
+
+def test_compiled_executable_hook_and_guard():
+    """What is not about an argument: the executable, a hook, a transfer guard."""
+    compiled = jax.jit(lambda x: jax.debug.print("{}", x) or x).lower(jnp.ones(3)).compile()
+    for _ in range(2):
+        assert explain(compiled, jnp.ones(3)).reason == "executable"
+        with jaxmarshal.installed("compiled_call"):
+            compiled(jnp.ones(3))
+    with jax.debug_nans(True):
+        assert explain(compile_add(), jnp.ones(3)).reason == "hook"
+    host, arrays = np.ones(3, np.float32), [jnp.ones(3)] * 25
+    compiled = jax.jit(lambda x, xs: [x + y for y in xs]).lower(host, arrays).compile()
+    with jaxmarshal.installed("compiled_call"):
+        compiled(host, arrays)
+        compiled(arrays[0], arrays)
+    with jax.transfer_guard("disallow"):
+        assert explain(compiled, host, arrays).reason == "guard"
+        assert explain(compiled, arrays[0], arrays).hit
+        assert explain(compiled, 1e300, arrays).reason == "not_recorded"
+
+
+def test_compiled_with_host_arguments():
+    """Arguments on the host, with fewer arrays than pay for them, are left to jaxlib."""
+    compiled = compile_add(warm=False)
+    for array in (np.ones(3, np.float32), jnp.ones(3), np.ones(3, np.float32)):
+        if isinstance(array, np.ndarray):
+            answer = explain(compiled, array)
+            assert (answer.hit, answer.reason) == (False, "host_leaves")
+        with jaxmarshal.installed("compiled_call"):
+            for _ in range(3):
+                compiled(array)
+
+
+def test_compiled_keys():
+    """Typed keys go to compiled functions, except while their reuse is checked."""
+    key = jax.random.key(0)
+    compiled = jax.jit(jax.random.bits).lower(key).compile()
+    with jaxmarshal.installed("compiled_call"):
+        compiled(key)
+    assert explain(compiled, key).hit
+    answer = explain(compiled, jax.random.key(0, impl="rbg"))
+    assert (answer.reason, answer.leaf) == ("aval", "args[0]")
+    assert "fry" in str(answer.recorded) and "rbg" in str(answer.found)
+    with jax.debug_key_reuse(True):
+        assert explain(jax.jit(jax.random.bits).lower(key).compile(), key).reason == "key_array"
+
+
+def test_compiled_words_and_trees():
+    """The leaf of a tree is named by its path, and a tree of another structure as such."""
     tree = {"w": jnp.ones((2, 3)), "b": [jnp.ones(3)]}
     scale = jnp.ones(())
     compiled = jax.jit(lambda t, s: t["w"] * s).lower(tree, s=scale).compile()
-    assert jaxmarshal.explain(compiled, tree, s=scale).reason == "not_recorded"
+    assert explain(compiled, tree, s=scale).reason == "not_recorded"
     with jaxmarshal.installed():
         compiled(tree, s=scale)
-    assert jaxmarshal.explain(compiled, tree, s=scale).hit
+    assert explain(compiled, tree, s=scale).hit
     tree["b"][0] = jax.device_put(jnp.ones(3), jax.devices()[0])
-    answer = jaxmarshal.explain(compiled, tree, s=scale)
+    answer = explain(compiled, tree, s=scale)
     assert (answer.reason, answer.leaf) == ("committed", "args[0]['b'][0]")
     assert (answer.recorded, answer.found) == (False, True)
     tree["b"][0] = jnp.ones(4)
-    answer = jaxmarshal.explain(compiled, tree, s=scale)
+    answer = explain(compiled, tree, s=scale)
     assert (answer.reason, answer.leaf) == ("aval", "args[0]['b'][0]")
     assert "float32[3]" in str(answer) and "float32[4]" in str(answer)
-    assert jaxmarshal.explain(compiled, [tree], s=scale).reason == "tree"
+    assert explain(compiled, [tree], s=scale).reason == "tree"
+    with jax.debug_nans(False), jax.default_matmul_precision("highest"):
+        assert explain(compiled, tree, s=scale).reason == "not_recorded"
+
+
+def test_compiled_with_several_plans():
+    """An older plan serves a call as well as the newest."""
+    compiled = compile_add()
+    committed = jax.device_put(jnp.ones(3), jax.devices()[0])
+    with jaxmarshal.installed("compiled_call"):
+        compiled(committed)
+        assert explain(compiled, jnp.ones(3)).hit and explain(compiled, committed).hit
+        jaxmarshal.reset_stats()
+        compiled(jnp.ones(3))
+        compiled(committed)
+    assert counts("compiled_call") == (2, {})
+
+
+def test_partials_and_bound_methods():
+    """What is called in the end counts."""
+    device = jax.devices()[1]
+    jaxmarshal.device_put(1.0, device)
+    assert explain(functools.partial(jax.device_put, device=device), 1.0).hit
+    assert explain(functools.partial(jaxmarshal.device_put, 1.0), device).hit
+    assert not explain(functools.partial(jax.device_put, device=jax.devices()[2]), 1.0).hit
+    compiled = compile_add()
+    assert explain(compiled.__call__, jnp.ones(3)).hit
+    with jaxmarshal.installed():
+        assert explain(compiled.__call__, jnp.ones(3)).hit
+        assert explain(functools.partial(compiled, jnp.ones(3))).hit
+        assert explain(jax.device_put, 1.0, device).hit
 
 
 def test_wrong_arguments():
     """The signature of device_put holds here too."""
     with pytest.raises(TypeError):
-        jaxmarshal.explain(jax.device_put, 1.0, None, None)
+        explain(jax.device_put, 1.0, None, None)
+
+
+# --- The list of reasons -------------------------------------------------------------------------
+
+
+def test_every_reason_was_met():
+    """What is neither provoked above nor listed as impossible here has been forgotten."""
+    met = {*DEVICE_PUT, *COMPILED, *ELSEWHERE}
+    met |= {"options", "target", "tree"}    # test_device_put_arguments
+    met |= {"trace", "profiler", "layout", "executable", "hook", "host_leaves"}    # their own tests
+    assert met == {reason.name for reason in REASONS}
+
+
+def test_the_documentation_has_every_reason():
+    """docs/reasons.md is what `reasons.py` says, with an example each."""
+    assert all(reason.example for reason in REASONS[1:])
+    path = REPOSITORY / "docs" / "reasons.md"
+    if not path.exists():
+        pytest.skip("the tests run without the sources of the documentation")
+    assert path.read_text() == page(), "make it again; see the docstring of reasons.py"

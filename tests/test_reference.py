@@ -11,7 +11,7 @@ import pytest
 from child import run_code
 
 import jaxmarshal
-from jaxmarshal import _reference
+from jaxmarshal import _install, _reference
 
 #: Every (module, name) that the gateway asks JAX for.
 LOOKUPS = re.findall(r'_lookup\(\s*"([\w.]+)",\s*"([\w.]+)"\)', inspect.getsource(_reference))
@@ -77,7 +77,8 @@ def test_without_a_name_that_all_need(name):
     assert found["counts"] == {"hits": 0, "misses": 2, "misses_by_reason": {"unsupported": 2}}
     assert list(found["missing"]) == [name]
     assert f"missing names\n  {name}: " in found["report"]
-    assert "inactive: a private name is missing, see above" in found["report"]
+    assert found["report"].count(f"inactive: JAX lacks {name}\n") == len(_install.ENTRY_POINTS)
+    assert "device_put               0 hits, 2 misses, 2 unsupported" in found["report"]
 
 
 def test_without_one_entry_point():
@@ -87,6 +88,62 @@ def test_without_one_entry_point():
     assert "device_put" in found["active"] and found["active"] == found["installed"]
     assert found["patched"]
     assert found["counts"]["hits"] == 1
+    lines = [line.split(maxsplit=1) for line in found["report"].splitlines()]
+    lacks = "inactive: JAX lacks jax._src.dispatch.batched_device_put_impl"
+    assert [name for name, *status in lines if status == [lacks]] == ["batched_device_put_impl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "entry_points"),
+    [
+        ("jax._src.interpreters.pxla.ResultsHandler.__call__", {"results_handler_call"}),
+        ("jax._src.interpreters.pxla.batched_device_put", {"batched_device_put"}),
+        (
+            "jax._src.stages.Compiled.__call__",
+            {
+                "compiled_call", "mesh_executable_call", "execute_replicated_call",
+                "results_handler_call",
+            },
+        ),
+    ],
+)
+def test_doctor_says_who_lacks_what(name, entry_points):
+    """Each entry point without which a name cannot do says so; the others are active."""
+    module, _, rest = name.rpartition(".pxla.") if ".pxla." in name else name.rpartition(".stages.")
+    done = run_code(
+        f"""
+        import jax._src.interpreters.pxla, jax._src.stages
+        from jax._src import stages
+        from jax._src.interpreters import pxla
+        import importlib
+        real = importlib.import_module
+
+        class Without:
+            def __init__(self, module):
+                self.module = module
+
+            def __getattr__(self, attribute):
+                if attribute == {rest.partition(".")[0]!r}:
+                    raise AttributeError(attribute)
+                return getattr(self.module, attribute)
+
+        importlib.import_module = lambda module: (
+            Without(real(module)) if module in {(f"{module}.pxla", f"{module}.stages")!r}
+            else real(module)
+        )
+        import jaxmarshal
+        from jaxmarshal import _doctor
+        importlib.import_module = real
+        facts = _doctor.examine()
+        for name, state in facts["entry_points"].items():
+            assert state["active"] == (not state["lacks"]), (name, state)
+            if state["lacks"]:
+                print(name, *state["lacks"])
+        """
+    )
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    assert {entry for entry, _ in lines} >= entry_points
+    assert all(name in lacks for entry, lacks in lines if entry in entry_points)
 
 
 def test_without_the_layout_probe():

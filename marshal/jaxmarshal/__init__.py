@@ -5,6 +5,7 @@ JAX's own code stays the slow path: whatever is not recognised goes there unchan
 """
 
 from jaxmarshal import dispatch
+from jaxmarshal._events import publish
 from jaxmarshal._explain import Explanation, explain
 from jaxmarshal._install import install, installed, uninstall
 from jaxmarshal._version import __version__
@@ -19,6 +20,7 @@ __all__ = [
     "get_include",
     "install",
     "installed",
+    "publish",
     "reset_stats",
     "stats",
     "uninstall",

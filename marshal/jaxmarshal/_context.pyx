@@ -3,7 +3,7 @@
 from cpython.object cimport PyObject
 from libc.string cimport memcmp
 
-from jaxmarshal._stats cimport CONTEXT, HIT, LISTENER, PROFILER, TRACE
+from jaxmarshal._stats cimport CONTEXT, HIT, LISTENER, NO_BACKEND, PROFILER, TRACE
 
 from jaxmarshal import _reference
 
@@ -117,7 +117,7 @@ cdef Context current_context(int* reason):
         return None
     backend = jm_dict_value(_bridge, "_default_backend", &_backend_position)
     if backend == NULL or backend == <PyObject*>None:
-        reason[0] = CONTEXT
+        reason[0] = NO_BACKEND
         return None
     listener = jm_dict_value(_util, "test_event_listener", &_listener_position)
     if listener == NULL or listener != <PyObject*>None:

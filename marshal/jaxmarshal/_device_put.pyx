@@ -6,14 +6,15 @@ once an argument. Whatever does not resolve sends the whole call, with its origi
 the reference, whose results are then recorded.
 """
 
-cimport numpy as cnp
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 
 from jaxmarshal._argtable cimport (
     jm_slot, jm_table, jm_table_free, jm_table_init, push_argument
 )
-from jaxmarshal._classify cimport JM_ARRAY, JM_KEY_ARRAY, classify, jm_kind_is_host
+from jaxmarshal._classify cimport (
+    JM_ARRAY, JM_KEY_ARRAY, classify, jm_kind_is_argument, jm_kind_is_host
+)
 from jaxmarshal._context cimport Context, current_context, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG, counters
 from jaxmarshal._errors cimport propagate
@@ -23,8 +24,9 @@ from jaxmarshal._records cimport (
     is_target, put_host, records_of, resolve_host, try_to_record
 )
 from jaxmarshal._stats cimport (
-    CONTEXT, DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NOT_RECORDED, OPTIONS, TARGET, TREE,
-    UNSUPPORTED, entries, entry_number, reason_of_kind
+    DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NO_BACKEND, NOT_RECORDED, OPTIONS, TARGET, TREE,
+    UNSUPPORTED, count_miss, entries, entry_number,
+    reason_is_about_a_kind, reason_of_kind
 )
 from jaxmarshal._tree cimport (
     NEEDS_REGISTRY, WHOLE_TREE, Structure, flatten, flatten_by_registry, free_structure,
@@ -201,7 +203,7 @@ cdef int _flatten_whole(object x, object device, Structure* structure, jm_table*
     try:
         return flatten_by_registry(x, structure, table)
     except BaseException:
-        entries[_entry].misses[<int>TREE] += 1
+        count_miss(_entry, TREE)
         raise
 
 
@@ -290,9 +292,9 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
     else:
         context = current_context(&reason)
     if reason:
-        entries[_entry].misses[reason] += 1
+        count_miss(_entry, reason)
         result = _device_put(x, device, src=src, donate=donate, may_alias=may_alias)
-        if reason == CONTEXT:
+        if reason == NO_BACKEND:
             # The reference may just have initialised the backend: then this call counts.
             context = current_context(&reason)
             if context is not None:
@@ -307,7 +309,7 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
             _run(&table, device)
             entries[_entry].hits += 1
             return rebuild(&structure, &table.slots.ready, sizeof(jm_slot))
-        entries[_entry].misses[reason] += 1
+        count_miss(_entry, reason)
         if _was_flattened(&structure):
             return _put_leaves(
                 &structure, &table, device, records, reason,
@@ -340,13 +342,19 @@ def probe(x, device=None, *, src=None, donate=False, may_alias=None):
     init_structure(&structure)
     try:
         reason = _prepare(x, device, records_of(context), &structure, &table)
-        if reason == HIT or reason == GUARD:
+        if reason == HIT or reason == GUARD or reason == TREE:
             return (reason, -1)
+        if reason != KEY_ARRAY and reason_is_about_a_kind(reason):
+            # Flattening stopped before that argument, or JAX's registry has flattened them all.
+            for i in range(table.count):
+                if not jm_kind_is_argument(table.slots[i].kind):
+                    return (reason, i)
+            return (reason, table.count)
         # Arguments are resolved in order: the first that has no action is the one that failed.
         for i in range(table.count):
             if table.slots[i].action == UNDECIDED:
                 return (reason, i)
-        return (reason, table.count)
+        return (reason, -1)
     finally:
         free_structure(&structure)
         jm_table_free(&table)
@@ -365,7 +373,7 @@ def batched_device_put_impl(*xs, devices, srcs, copy_semantics):
     else:
         context = current_context(&reason)
     if reason:
-        entries[_batched_entry].misses[reason] += 1
+        count_miss(_batched_entry, reason)
         return _batched_impl(*xs, devices=devices, srcs=srcs, copy_semantics=copy_semantics)
     records = records_of(context)
     jm_table_init(&table, &counters)
@@ -375,7 +383,7 @@ def batched_device_put_impl(*xs, devices, srcs, copy_semantics):
             _run(&table, None)
             entries[_batched_entry].hits += 1
             return [<object>table.slots[i].ready for i in range(table.count)]
-        entries[_batched_entry].misses[reason] += 1
+        count_miss(_batched_entry, reason)
         result = _batched_impl(*xs, devices=devices, srcs=srcs, copy_semantics=copy_semantics)
         if reason == NOT_RECORDED:
             try_to_record(records, &table, None, result)

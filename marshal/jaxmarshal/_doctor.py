@@ -6,8 +6,19 @@ import os
 import platform
 from typing import Any
 
-from jaxmarshal import _counters, _install, _layout, _reference
+from jaxmarshal import _counters, _install, _layout, _reference, _stats
 from jaxmarshal._version import __version__
+from jaxmarshal.reasons import REASONS
+
+
+def _what_is_missing(entry: _install.EntryPoint) -> list[str]:
+    """What an entry point lacks in the installed JAX; nothing where that is not supported."""
+    if entry.active or _reference.why_not_supported():
+        return []
+    lacking = list(_reference.lacking[entry.needs])
+    if entry.name in _reference.missing:    # not for want of a name
+        lacking.append(f"{entry.name}: {_reference.missing[entry.name]}")
+    return lacking
 
 
 def examine() -> dict[str, Any]:
@@ -29,18 +40,21 @@ def examine() -> dict[str, Any]:
         "build": "debug" if _counters.debug_build() else "release",
         "environment": {
             name: os.environ[name]
-            for name in ("JAXMARSHAL", "JAXMARSHAL_OBJECT_LAYOUT")
+            for name in ("JAXMARSHAL", "JAXMARSHAL_EVENTS", "JAXMARSHAL_OBJECT_LAYOUT")
             if name in os.environ
         },
+        "switched_off": _install.switched_off(),
         "not_supported": _reference.why_not_supported(),
         "missing_names": dict(_reference.missing),
         "entry_points": {
             entry.name: {
                 "active": entry.active,
                 "installed": entry.name in _install.installed_names(),
+                "lacks": _what_is_missing(entry),
             }
             for entry in _install.ENTRY_POINTS
         },
+        "stats": _stats.snapshot(),
     }
     try:
         array = _reference.device_put(0.0)
@@ -62,13 +76,34 @@ def _where(offset: Any) -> str:
     return f"byte {offset}"
 
 
-def _entry_line(name: str, state: dict[str, bool], facts: dict[str, Any]) -> str:
-    if state["active"]:
-        status = "active, installed" if state["installed"] else "active, not installed"
-    else:
-        reason = facts["not_supported"] or "a private name is missing, see above"
+def _entry_line(name: str, state: dict[str, Any], facts: dict[str, Any]) -> str:
+    if not state["active"]:
+        reason = facts["not_supported"] or "JAX lacks " + ", ".join(state["lacks"])
         status = f"inactive: {reason}"
+    elif state["installed"]:
+        status = "active, installed"
+    else:
+        status = "active, not installed"
+        if facts["switched_off"]:
+            status += f" (JAXMARSHAL={facts['environment']['JAXMARSHAL']})"
     return f"  {name:<24} {status}"
+
+
+def _stats_lines(stats: dict[str, dict[str, Any]]) -> list[str]:
+    """Counts of the entry points that were called in this process, and what the reasons mean."""
+    called = {name: counts for name, counts in stats.items() if counts["hits"] or counts["misses"]}
+    if not called:
+        return []
+    lines, seen = ["calls in this process"], set()
+    for name, counts in called.items():
+        by_reason = counts["misses_by_reason"]
+        text = "".join(f", {number} {reason}" for reason, number in by_reason.items())
+        lines.append(f"  {name:<24} {counts['hits']} hits, {counts['misses']} misses{text}")
+        seen.update(by_reason)
+    for reason in REASONS:
+        if reason.name in seen:
+            lines.append(f"  {reason.name}: {reason.meaning} {reason.advice}")
+    return lines
 
 
 def report(facts: dict[str, Any]) -> str:
@@ -81,6 +116,8 @@ def report(facts: dict[str, Any]) -> str:
     else:
         lines += [f"  {'backend':<24} {facts['backend']}, {facts['devices']} local device(s)"]
     lines += [f"  {name:<24} {value}" for name, value in facts["environment"].items()]
+    if facts["switched_off"]:
+        lines += ["switched off", "  JAXMARSHAL is off in the environment: install() does nothing"]
     if facts["not_supported"]:
         lines += ["not supported", f"  {facts['not_supported']}"]
     if facts["missing_names"]:
@@ -93,4 +130,5 @@ def report(facts: dict[str, Any]) -> str:
     lines += [f"  note: {note}" for note in layout["notes"]]
     lines += ["entry points"]
     lines += [_entry_line(name, state, facts) for name, state in facts["entry_points"].items()]
+    lines += _stats_lines(facts["stats"])
     return "\n".join(lines)

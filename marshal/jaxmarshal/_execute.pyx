@@ -23,9 +23,10 @@ from jaxmarshal._plan cimport (
     Plan, Plans, build_results, check, failed_words, keep_plan, make_plan, plans_of,
     record_host_arguments, run, set_results
 )
+from jaxmarshal._records cimport REFUSED
 from jaxmarshal._stats cimport (
-    DELETED, EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, UNSUPPORTED, entries,
-    entry_number, reason_of_kind
+    DELETED, EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, UNSUPPORTED, count_miss,
+    entries, entry_number, reason_is_about_a_kind, reason_of_kind
 )
 from jaxmarshal._tree cimport (
     NEEDS_REGISTRY, WHOLE_TREE, Structure, flatten, flatten_by_registry, free_structure,
@@ -171,13 +172,13 @@ cdef object _call_flat(object owner, tuple args, int entry, object reference):
     cdef Plans plans = plans_of(owner)
     cdef Context context = _context_for_execution(plans, &reason)
     if reason:
-        entries[entry].misses[reason] += 1
+        count_miss(entry, reason)
         return jm_call_with_self(reference, owner, args, _no_keywords)
     jm_table_init(&table, &counters)
     try:
         reason = _fill_flat(args, &table)
         if reason:
-            entries[entry].misses[reason] += 1
+            count_miss(entry, reason)
             return jm_call_with_self(reference, owner, args, _no_keywords)
         reason = NOT_RECORDED
         if plans is not None:
@@ -190,7 +191,7 @@ cdef object _call_flat(object owner, tuple args, int entry, object reference):
                     entries[entry].hits += 1
                     return results
                 jm_table_unresolve(&table)
-        entries[entry].misses[reason] += 1
+        count_miss(entry, reason)
         plan = _make_flat_plan(owner, context, &table, &reason)
         result = jm_call_with_self(reference, owner, args, _no_keywords)
         _keep(owner, plan, reason, &table)
@@ -219,7 +220,7 @@ def results_handler_call(self, out_bufs):
     """
     handlers = self.handlers
     if type(handlers) is not list or type(out_bufs) is not list or len(handlers) != len(out_bufs):
-        entries[_results_entry].misses[<int>TREE] += 1
+        count_miss(_results_entry, TREE)
         return _results_handler_call(self, out_bufs)
     entries[_results_entry].hits += 1
     return [handler(buffers) for handler, buffers in zip(handlers, out_bufs)]
@@ -308,7 +309,7 @@ def compiled_call(self, *args, **kwargs):
     cdef Plans plans = plans_of(self)
     cdef Context context = _context_for_execution(plans, &reason)
     if reason:
-        entries[_compiled_entry].misses[reason] += 1
+        count_miss(_compiled_entry, reason)
         return jm_call_with_self(_compiled_call, self, args, kwargs)
     jm_table_init(&table, &counters)
     try:
@@ -322,7 +323,7 @@ def compiled_call(self, *args, **kwargs):
                 if results is not None:
                     entries[_compiled_entry].hits += 1
                     return build_results(plan, results)
-        entries[_compiled_entry].misses[reason] += 1
+        count_miss(_compiled_entry, reason)
         plan = _make_tree_plan(self, args, kwargs, context, &table, &reason)
         result = jm_call_with_self(_compiled_call, self, args, kwargs)
         _keep(self, plan, reason, &table)
@@ -333,6 +334,26 @@ def compiled_call(self, *args, **kwargs):
 
 # --- Asking without running ----------------------------------------------------------------------
 
+cdef int _refusal(
+    object owner, tuple args, dict kwargs, Context context, jm_table* table, Py_ssize_t* index
+) except -1:
+    """Why no plan can be made for these arguments, and which one is in the way; or HIT."""
+    cdef int reason
+    cdef Py_ssize_t i
+    index[0] = -1
+    if owner._params.const_args:
+        return HIT    # they would have to be placed to know
+    if _make_tree_plan(owner, args, kwargs, context, table, &reason) is not None:
+        return HIT
+    for i in range(table.count):
+        if table.slots[i].action == REFUSED or not jm_kind_is_argument(table.slots[i].kind):
+            index[0] = i
+            return reason
+    if reason_is_about_a_kind(reason):
+        index[0] = table.count    # flattening went no further
+    return reason
+
+
 def probe_compiled(compiled, tuple args, dict kwargs):
     """What `compiled(*args, **kwargs)` would do: (reason, argument, recorded word, found word).
 
@@ -340,12 +361,12 @@ def probe_compiled(compiled, tuple args, dict kwargs):
     """
     cdef jm_table table
     cdef Plan plan
-    cdef int reason
+    cdef int reason, refused
+    cdef bint matched = False
+    cdef Py_ssize_t index, passed, best = 0
     cdef tuple words = (-1, None, None)
     cdef Plans plans = plans_of(compiled)
     cdef Context context = _context_for_execution(None, &reason)
-    if reason == HIT and plans is not None and not plans.plans:
-        reason = plans.refusal
     if reason:
         return (reason, *words)
     reason = NOT_RECORDED
@@ -356,13 +377,23 @@ def probe_compiled(compiled, tuple args, dict kwargs):
             if plan.context is not context:
                 continue
             if not _matches(plan, args, kwargs, &table):
-                reason = TREE
+                reason = reason if matched else <int>TREE
                 continue
-            reason = check(plan, &table)
-            if reason == HIT:
+            refused = check(plan, &table)
+            if refused == HIT:
                 return (HIT, -1, None, None)
-            words = failed_words(plan, &table, reason)
-            break
+            passed = plan.count if plan.failed_at < 0 else plan.failed_at
+            if not matched or passed > best:    # the plan that fits best is the one meant
+                best = passed
+                reason = refused
+                words = failed_words(plan, &table, reason)
+            matched = True
+        if reason == TREE or reason == NOT_RECORDED:
+            refused = _refusal(compiled, args, kwargs, context, &table, &index)
+            if refused == HIT and plans is not None and not plans.plans:
+                refused = plans.refusal
+            if refused:
+                return (refused, index, None, None)
     finally:
         jm_table_free(&table)
     return (reason, *words)

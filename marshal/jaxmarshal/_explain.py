@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import jax
 
-from jaxmarshal import _device_put, _execute, _reference, api
+from jaxmarshal import _device_put, _execute, _install, _reference, api
 from jaxmarshal.reasons import REASONS
 
 
@@ -25,6 +27,8 @@ class Explanation:
       leaf: the path of the argument in question, such as "args[0]['w']", or None.
       recorded: the word of the guard that was recorded for this argument, or None.
       found: the word that was found instead, or None.
+      installed: does this function go through jaxmarshal now? If not, `hit` says what the call
+        would be once `install()` was called.
     """
 
     hit: bool
@@ -35,12 +39,14 @@ class Explanation:
     leaf: str | None = None
     recorded: Any = None
     found: Any = None
+    installed: bool = True
 
     def __str__(self) -> str:
         if self.hit:
-            return f"{self.entry_point}: a hit."
-        lines = [f"{self.entry_point or 'unknown function'}: a miss ({self.reason})."]
-        lines.append(self.meaning)
+            lines = [f"{self.entry_point}: a hit."]
+        else:
+            lines = [f"{self.entry_point or 'unknown function'}: a miss ({self.reason})."]
+            lines.append(self.meaning)
         if self.leaf is not None:
             lines.append(f"argument: {self.leaf}")
         if self.recorded is not None or self.found is not None:
@@ -48,6 +54,8 @@ class Explanation:
             lines.append(f"found:    {self.found}")
         if self.advice:
             lines.append(self.advice)
+        if not self.installed:
+            lines.append("jaxmarshal is not installed: as it is, the call goes to JAX itself.")
         return "\n".join(lines)
 
 
@@ -61,20 +69,40 @@ def _paths(tree: Any, names: tuple[str, ...]) -> list[str]:
 
 
 def _answer(
-    entry_point: str, code: int, index: int, paths: list[str], recorded: Any, found: Any
+    entry_point: str, code: int, leaf: str | None, recorded: Any, found: Any, installed: bool
 ) -> Explanation:
     reason = REASONS[code]
-    leaf = paths[index] if 0 <= index < len(paths) else None
     return Explanation(
-        code == 0, entry_point, reason.name, reason.meaning, reason.advice, leaf, recorded, found
+        code == 0, entry_point, reason.name, reason.meaning, reason.advice, leaf, recorded, found,
+        installed,
     )
+
+
+def _leaf(index: int, tree: Any, names: tuple[str, ...]) -> str | None:
+    """The path of the argument with this number, if there is one."""
+    paths = _paths(tree, names) if index >= 0 else []
+    return paths[index] if 0 <= index < len(paths) else None
+
+
+def _unwrap(
+    f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The function that is called in the end: `partial` objects and bound methods opened."""
+    while isinstance(f, partial):
+        f, args, kwargs = f.func, (*f.args, *args), {**f.keywords, **kwargs}
+    if isinstance(f, MethodType) and f.__func__ in (
+        _reference.compiled_call, _execute.compiled_call
+    ):
+        f = f.__self__
+    return f, args, kwargs
 
 
 def explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """Say whether `f(*args, **kwargs)` would take the fast path; nothing is executed.
 
     Args:
-      f: `device_put` (JAX's or jaxmarshal's) or the result of `jit(...).lower(...).compile()`.
+      f: `device_put` (JAX's or jaxmarshal's) or the result of `jit(...).lower(...).compile()`,
+        also as a `functools.partial`.
       *args: the positional arguments of the call.
       **kwargs: its keyword arguments.
 
@@ -84,15 +112,18 @@ def explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     Raises:
       TypeError: where the arguments do not fit the signature of `device_put`.
     """
+    f, args, kwargs = _unwrap(f, args, kwargs)
     if f is api.device_put or f is _reference.device_put:
         code, index = _device_put.probe(*args, **kwargs)
         value = args[0] if args else kwargs.get("x")
-        paths = _paths((value,), ("x",)) if index >= 0 else []
-        return _answer("device_put", code, index, paths, None, None)
+        return _answer(
+            "device_put", code, _leaf(index, (value,), ("x",)), None, None, f is api.device_put
+        )
     if _reference.Compiled is not None and isinstance(f, _reference.Compiled):
         code, index, recorded, found = _execute.probe_compiled(f, args, kwargs)
-        paths = _paths((args, kwargs), ("args", "kwargs")) if index >= 0 else []
-        return _answer("compiled_call", code, index, paths, recorded, found)
+        leaf = _leaf(index, (args, kwargs), ("args", "kwargs"))
+        installed = "compiled_call" in _install.installed_names()
+        return _answer("compiled_call", code, leaf, recorded, found, installed)
     return Explanation(
         False,
         None,

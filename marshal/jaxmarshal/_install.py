@@ -30,6 +30,7 @@ class EntryPoint:
       original: the reference's object.
       accelerated: what stands in for it.
       active: false where the installed JAX lacks something it needs.
+      needs: the flag of `_reference` that says whether it does.
       holder: the class whose attribute it is, or None for a function, which is replaced in every
         module of JAX that holds it.
       attribute: the attribute's name in `holder`.
@@ -39,6 +40,7 @@ class EntryPoint:
     original: Any
     accelerated: Any
     active: bool
+    needs: str
     holder: type | None = None
     attribute: str = ""
 
@@ -49,31 +51,36 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         _reference.device_put,
         api.device_put,
         _reference.HAVE_DEVICE_PUT and api.device_put is not _reference.device_put,
+        "HAVE_DEVICE_PUT",
     ),
     EntryPoint(
         "batched_device_put_impl",
         _reference.batched_device_put_impl,
         _device_put.batched_device_put_impl,
-        _reference.HAVE_DEVICE_PUT and _reference.batched_device_put_impl is not None,
+        _reference.HAVE_BATCHED_IMPL,
+        "HAVE_BATCHED_IMPL",
     ),
     EntryPoint(
         "shard_args",
         _reference.shard_args,
         api.shard_args,
         _reference.HAVE_DEVICE_PUT and api.shard_args is not _reference.shard_args,
+        "HAVE_DEVICE_PUT",
     ),
     EntryPoint(
         "batched_device_put",
         _reference.pxla_batched_device_put,
         api.batched_device_put,
-        _reference.HAVE_DEVICE_PUT
+        _reference.HAVE_PXLA_PUT
         and api.batched_device_put is not _reference.pxla_batched_device_put,
+        "HAVE_PXLA_PUT",
     ),
     EntryPoint(
         "compiled_call",
         _reference.compiled_call,
         _execute.compiled_call,
         _reference.HAVE_EXECUTE,
+        "HAVE_EXECUTE",
         _reference.Compiled,
         "__call__",
     ),
@@ -82,6 +89,7 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         _reference.mesh_executable_call,
         _execute.mesh_executable_call,
         _reference.HAVE_EXECUTE,
+        "HAVE_EXECUTE",
         _reference.MeshExecutable,
         "call",
     ),
@@ -90,6 +98,7 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         _reference.execute_replicated_call,
         _execute.execute_replicated_call,
         _reference.HAVE_EXECUTE,
+        "HAVE_EXECUTE",
         _reference.ExecuteReplicated,
         "__call__",
     ),
@@ -97,7 +106,8 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         "results_handler_call",
         _reference.results_handler_call,
         _execute.results_handler_call,
-        _reference.HAVE_EXECUTE and _reference.results_handler_call is not None,
+        _reference.HAVE_RESULTS_HANDLER,
+        "HAVE_RESULTS_HANDLER",
         _reference.ResultsHandler,
         "__call__",
     ),
@@ -109,7 +119,8 @@ _wanted: set[str] = set()  # what `install()` asked for
 _contexts: list[list[str]] = []  # what each open `installed()` asked for; compared by identity
 
 
-def _switched_off() -> bool:
+def switched_off() -> bool:
+    """Does the environment say that nothing is to be installed?"""
     return os.environ.get("JAXMARSHAL", "").lower() in ("off", "0", "false")
 
 
@@ -183,7 +194,7 @@ def install(only: str | Iterable[str] | None = None) -> None:
       ValueError: for an unknown name; nothing is changed then.
     """
     names = [entry.name for entry in _selected(only)]
-    if _switched_off():
+    if switched_off():
         logger.warning("JAXMARSHAL=off: jaxmarshal is not installed")
         return
     with _lock:
@@ -213,7 +224,7 @@ def installed(only: str | Iterable[str] | None = None) -> Iterator[None]:
     except those that a context which is still open, in any thread, asked for.
     """
     names = [entry.name for entry in _selected(only)]
-    if _switched_off():
+    if switched_off():
         install(only)
         names = []
     with _lock:

@@ -78,7 +78,8 @@ cdef bint set_results(Plan plan, object treedef) except -1
 
 # Make a plan for the arguments in `table`, before the reference performs the call, or return None
 # with a reason where only the reference can run this executable with such arguments. `executable`
-# is an ExecuteReplicated; `constants`, or None, go before the arguments.
+# is an ExecuteReplicated; `constants`, or None, go before the arguments. The slot of an argument
+# that is in the way has the action REFUSED then, for `explain`.
 cdef Plan make_plan(
     Context context, jm_table* table, object executable, list constants, int* reason
 )

@@ -14,7 +14,7 @@ from jaxmarshal._classify cimport JM_ARRAY, JM_KEY_ARRAY, jm_kind_is_host
 from jaxmarshal._context cimport Context, on_forget, transfers_unguarded
 from jaxmarshal._counters cimport counters, jm_counters
 from jaxmarshal._records cimport (
-    LeafPlan, TargetPlan, ensure_recorded, find_target, put_host, records_of, resolve_host
+    REFUSED, LeafPlan, TargetPlan, ensure_recorded, find_target, put_host, records_of, resolve_host
 )
 from jaxmarshal._layout cimport (
     array_aval, array_buffer, array_committed, array_layout_is_default, array_sharding, layout
@@ -463,6 +463,7 @@ cdef Plan make_plan(
             position += 1
         reason[0] = _make_guard(&plan.guards[i], &table.slots[i], sharding)
         if reason[0]:
+            table.slots[i].action = REFUSED
             return None
     plan.inputs = len(shardings)
     plan.arrays_only = n_constants == 0 and all(

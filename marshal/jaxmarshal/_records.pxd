@@ -17,6 +17,7 @@ cdef enum Action:
     WRAP       # an array on the target device: a new array on the same buffer
     COPY       # an array on another device of the same client
     MOVE       # an array to another sharding, as the reference's own shard_args does it
+    REFUSED    # it is why no plan can be made
 
 cdef enum:
     LEAF_TABLE = 256    # a power of two

@@ -48,6 +48,20 @@ SUPPORTED: bool = LOWER_BOUND <= _version_tuple(JAX_VERSION) < UPPER_BOUND
 missing: dict[str, str] = {}
 
 
+#: Capability flag -> the names, in the form of `missing`, for want of which it is off.
+lacking: dict[str, tuple[str, ...]] = {}
+
+
+class _Missing:
+    """Stands for a name that is not there while this module is imported; None afterwards."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __bool__(self) -> bool:
+        return False
+
+
 def _lookup(module: str, name: str) -> Any:
     """`module.name`, or None with an entry in `missing`. Dots in `name` are followed."""
     try:
@@ -56,12 +70,16 @@ def _lookup(module: str, name: str) -> Any:
             obj = getattr(obj, part)
     except (ImportError, AttributeError) as error:
         missing[f"{module}.{name}"] = str(error)
-        return None
+        return _Missing(f"{module}.{name}")
     return obj
 
 
-def _have(*objects: Any) -> bool:
-    return SUPPORTED and all(obj is not None for obj in objects)
+def _have(flag: str, *objects: Any, flags: tuple[str, ...] = ()) -> bool:
+    """The value of a flag that needs these objects and other flags; fills `lacking`."""
+    names = [name for other in flags for name in lacking[other]]
+    names += [obj.name for obj in objects if isinstance(obj, _Missing)]
+    lacking[flag] = tuple(dict.fromkeys(names))
+    return SUPPORTED and not names
 
 
 # --- Types ---------------------------------------------------------------------------------------
@@ -132,29 +150,39 @@ pxla_batched_device_put = _lookup("jax._src.interpreters.pxla", "batched_device_
 
 # --- Capabilities --------------------------------------------------------------------------------
 HAVE_CONTEXT: bool = _have(
-    trace_context, trace_state_clean, current_trace, eval_trace, xla_bridge, process_count,
-    util, register_cache, profiling, post_hook,
+    "HAVE_CONTEXT", trace_context, trace_state_clean, current_trace, eval_trace, xla_bridge,
+    process_count, util, register_cache, profiling, post_hook,
 )
-HAVE_GUARDS: bool = _have(host_to_device_guard, device_to_device_guard)
-HAVE_PYTREE: bool = _have(pytree_registry, pytree_node_types)
-HAVE_DEVICE_PUT: bool = (
-    HAVE_CONTEXT
-    and HAVE_GUARDS
-    and HAVE_PYTREE
-    and _have(
-        ArrayImpl, Device, SingleDeviceSharding, NamedSharding, batched_device_put,
-        shard_args, result_handler, REUSE_INPUT, canonicalize_value,
-    )
+HAVE_GUARDS: bool = _have("HAVE_GUARDS", host_to_device_guard, device_to_device_guard)
+HAVE_PYTREE: bool = _have("HAVE_PYTREE", pytree_registry, pytree_node_types)
+HAVE_DEVICE_PUT: bool = _have(
+    "HAVE_DEVICE_PUT", ArrayImpl, Device, SingleDeviceSharding, NamedSharding, batched_device_put,
+    shard_args, result_handler, REUSE_INPUT, canonicalize_value,
+    flags=("HAVE_CONTEXT", "HAVE_GUARDS", "HAVE_PYTREE"),
 )
-HAVE_EXECUTE: bool = HAVE_DEVICE_PUT and _have(
-    Compiled, MeshExecutable, ExecuteReplicated, compiled_call, mesh_executable_call,
-    execute_replicated_call, consume_results, post_hook, abstractify,
-    physical_sharding, debug_key_reuse,
+HAVE_EXECUTE: bool = _have(
+    "HAVE_EXECUTE", Compiled, MeshExecutable, ExecuteReplicated, compiled_call,
+    mesh_executable_call, execute_replicated_call, consume_results, post_hook, abstractify,
+    physical_sharding, debug_key_reuse, flags=("HAVE_DEVICE_PUT",),
 )
 HAVE_LAYOUT_PROBE: bool = _have(
-    ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put, guard_thread_state,
-    TransferGuardLevel, xla_bridge,
+    "HAVE_LAYOUT_PROBE", ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put,
+    guard_thread_state, TransferGuardLevel, xla_bridge,
 )
+# Of entry points that need one name more than those they are built on.
+HAVE_BATCHED_IMPL: bool = _have(
+    "HAVE_BATCHED_IMPL", batched_device_put_impl, flags=("HAVE_DEVICE_PUT",)
+)
+HAVE_PXLA_PUT: bool = _have(
+    "HAVE_PXLA_PUT", pxla_batched_device_put, flags=("HAVE_DEVICE_PUT",)
+)
+HAVE_RESULTS_HANDLER: bool = _have(
+    "HAVE_RESULTS_HANDLER", ResultsHandler, results_handler_call, flags=("HAVE_EXECUTE",)
+)
+
+for _variable, _value in list(globals().items()):
+    if isinstance(_value, _Missing):
+        globals()[_variable] = None
 
 
 def numpy_scalars() -> frozenset[type]:

@@ -14,8 +14,8 @@ from jaxmarshal._records cimport (
 )
 from jaxmarshal._layout cimport array_sharding
 from jaxmarshal._stats cimport (
-    DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, SHARDING, TREE, UNSUPPORTED, entries,
-    entry_number, reason_of_kind
+    DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, SHARDING, TREE, UNSUPPORTED, count_miss,
+    entries, entry_number, reason_of_kind
 )
 
 from jaxmarshal import _reference
@@ -110,7 +110,7 @@ def shard_args(shardings, layouts, copy_semantics, args, canonicalize=True):
     else:
         context = current_context(&reason)
     if reason:
-        entries[_shard_entry].misses[reason] += 1
+        count_miss(_shard_entry, reason)
         return _shard_args(shardings, layouts, copy_semantics, args, canonicalize)
     records = shard_records_of(context)
     jm_table_init(&table, &counters)
@@ -120,7 +120,7 @@ def shard_args(shardings, layouts, copy_semantics, args, canonicalize=True):
             results = _results(&table)
             entries[_shard_entry].hits += 1
             return results
-        entries[_shard_entry].misses[reason] += 1
+        count_miss(_shard_entry, reason)
         results = _shard_args(shardings, layouts, copy_semantics, args, canonicalize)
         if reason == NOT_RECORDED and table.count < len(results):
             _fill_up(shardings, args, &table)
@@ -157,7 +157,7 @@ def batched_device_put(aval, sharding, xs, devices, committed=True, enable_x64=N
                     reason = reason_of_kind(classify(<PyObject*>x))
                     break
     if reason:
-        entries[_put_entry].misses[reason] += 1
+        count_miss(_put_entry, reason)
         return _batched_device_put(aval, sharding, xs, devices, committed, enable_x64)
     entries[_put_entry].hits += 1
     return _put(aval, sharding, xs, list(devices), committed, enable_x64=enable_x64)

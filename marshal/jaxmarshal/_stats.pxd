@@ -7,7 +7,7 @@ cdef enum Reason:
     NOT_RECORDED     # nothing was recorded yet for such an argument
     OPTIONS          # an option of the call that only the reference handles
     TRACE            # a trace is in progress
-    CONTEXT          # no backend yet, several processes, or an unusual configuration
+    CONTEXT          # several processes, or axis names are bound
     GUARD            # a transfer guard is set
     PROFILER         # a profile is being taken
     HOOK             # a post-hook is set, for instance by debug_nans
@@ -29,6 +29,7 @@ cdef enum Reason:
     DTYPE            # a dtype that only the reference handles
     VALUE            # a value whose conversion may warn or fail
     HOST_LEAVES      # host arguments that jaxlib's C++ call places at less cost
+    NO_BACKEND       # no backend is initialised yet
     REASON_COUNT
 
 cdef enum:
@@ -40,8 +41,24 @@ ctypedef struct Entry:
 
 cdef Entry entries[MAX_ENTRIES]
 
+# Count a call that goes to the reference. Where it is the first of its kind, it is logged, which
+# may run a handler of the user's: nothing may be half-done when this is called. Raises only what
+# is no Exception.
+cdef inline int count_miss(int entry, int reason) except -1:
+    entries[entry].misses[reason] += 1
+    if entries[entry].misses[reason] == 1:
+        first_miss(entry, reason)
+    return 0
+
+# Log the first miss of an entry point for a reason. Raises only what is no Exception.
+cdef int first_miss(int entry, int reason) except -1
+
 # The number of the entry point `name`, added when new. Raises when there are too many.
 cdef int entry_number(str name) except -1
 
 # The reason that stands for an argument kind which only the reference handles.
 cdef Reason reason_of_kind(int kind) noexcept
+
+# Is it one of those?
+cdef inline bint reason_is_about_a_kind(int reason) noexcept:
+    return UNKNOWN_TYPE <= reason <= LITERAL

@@ -4,9 +4,11 @@ from jaxmarshal._classify cimport (
     JM_KEY_ARRAY, JM_LITERAL, JM_REF, JM_TOKEN, JM_TRACER
 )
 
+from jaxmarshal._log import log_miss
 from jaxmarshal.reasons import REASONS
 
 cdef list _names = []
+cdef Entry _published[MAX_ENTRIES]    # what `take` has handed out already
 
 assert len(REASONS) == REASON_COUNT
 
@@ -18,6 +20,14 @@ cdef int entry_number(str name) except -1:
         raise RuntimeError("too many entry points")
     _names.append(name)
     return len(_names) - 1
+
+
+cdef int first_miss(int entry, int reason) except -1:
+    try:
+        log_miss(_names[entry], reason)
+    except Exception:
+        pass    # a broken handler is no reason for a call to fail
+    return 0
 
 
 cdef Reason reason_of_kind(int kind) noexcept:
@@ -52,10 +62,29 @@ def snapshot() -> dict[str, dict]:
     return result
 
 
+cdef inline void _reset(long long* count, long long* published) noexcept:
+    published[0] -= count[0]    # what was not published yet stays so
+    count[0] = 0
+
+
 def reset() -> None:
     """Set every count to zero."""
     cdef int i, reason
     for i in range(MAX_ENTRIES):
-        entries[i].hits = 0
+        _reset(&entries[i].hits, &_published[i].hits)
         for reason in range(<int>REASON_COUNT):
-            entries[i].misses[reason] = 0
+            _reset(&entries[i].misses[reason], &_published[i].misses[reason])
+
+
+cdef inline long long _take(long long count, long long* published) noexcept:
+    cdef long long more = count - published[0]
+    published[0] = count
+    return more
+
+
+def take(str name, int reason) -> int:
+    """How many calls of an entry point were added since this was last asked; reason 0 is a hit."""
+    cdef int i = _names.index(name)
+    if reason == HIT:
+        return _take(entries[i].hits, &_published[i].hits)
+    return _take(entries[i].misses[reason], &_published[i].misses[reason])

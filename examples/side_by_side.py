@@ -1,0 +1,59 @@
+"""What the examples share: a loop with plain JAX beside the same loop with jaxmarshal."""
+
+import argparse
+import time
+
+import jax
+import numpy as np
+
+import jaxmarshal
+
+
+def same_bits(a, b):
+    """Do two pytrees of results have the same structure, dtypes, shapes and bits?"""
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(
+        (x.dtype, x.shape, np.asarray(x).tobytes()) == (y.dtype, y.shape, np.asarray(y).tobytes())
+        for x, y in pairs
+    )
+
+
+def seconds_per_step(loop, steps):
+    """Run the loop once: the mean time of a step, and the loop's result."""
+    start = time.perf_counter()
+    result = jax.block_until_ready(loop(steps))
+    return (time.perf_counter() - start) / steps, result
+
+
+def main(title, loop, steps):
+    """Run `loop(steps)` both ways and print what came of it; the exit status of the program."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--steps", type=int, default=steps, help=f"steps of the loop ({steps})")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, the best counts (5)")
+    parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs")
+    options = parser.parse_args()
+    steps, rounds = (10, 1) if options.quick else (options.steps, options.rounds)
+
+    before, after, same = float("inf"), float("inf"), True
+    loop(2)  # JAX's own caches fill
+    for _ in range(rounds):
+        seconds, expected = seconds_per_step(loop, steps)
+        before = min(before, seconds)
+        with jaxmarshal.installed():  # a program of your own calls jaxmarshal.install() once
+            seconds, result = seconds_per_step(loop, steps)
+        after = min(after, seconds)
+        same = same and same_bits(expected, result)
+
+    print(f"{title}: {steps} steps, JAX {jax.__version__}, {jax.default_backend()}")
+    print(f"before, plain JAX:  {before * 1e6:8.1f} µs per step")
+    print(f"after, jaxmarshal:  {after * 1e6:8.1f} µs per step")
+    print(f"speedup:            {before / after:8.2f} ×")
+    print(f"results:            {'identical bit for bit' if same else 'DIFFERENT'}")
+    for name, counts in jaxmarshal.stats().items():
+        if counts["hits"] or counts["misses"]:
+            reasons = counts["misses_by_reason"].items()
+            why = "".join(f", {count} {reason}" for reason, count in reasons)
+            print(f"{name}: {counts['hits']} hits, {counts['misses']} misses{why}")
+    return 0 if same else 1

@@ -1,0 +1,254 @@
+"""Misses where users of JAX look: the `jaxmarshal` logger and events of `jax.monitoring`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import jax
+import numpy as np
+import pytest
+from child import run_code
+from support import counts
+
+import jaxmarshal
+from jaxmarshal import _stats
+from jaxmarshal.reasons import REASONS
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.DEBUG, "jaxmarshal")
+    return caplog
+
+
+@pytest.fixture
+def events():
+    """The scalars recorded since the start of the test, as (event, value, entry point)."""
+    found = []
+
+    def listen(event, value, **kwargs):
+        found.append((event, value, kwargs["entry_point"]))
+
+    jaxmarshal.publish()  # what other tests left
+    jax.monitoring.register_scalar_listener(listen)
+    yield found
+    jax.monitoring.unregister_scalar_listener(listen)
+
+
+class Handler(logging.Handler):
+    """Does something for every record."""
+
+    def __init__(self, action):
+        super().__init__(logging.DEBUG)
+        self.action = action
+
+    def emit(self, record):
+        self.action()
+
+
+@pytest.fixture
+def handler(log):
+    """Adds a handler with an action of the test's to the logger."""
+    logger = logging.getLogger("jaxmarshal")
+    added = []
+
+    def add(action):
+        added.append(Handler(action))
+        logger.addHandler(added[-1])
+
+    yield add
+    for one in added:
+        logger.removeHandler(one)
+
+
+def put_badly():
+    return jaxmarshal.device_put(1.0, may_alias=False)
+
+
+def test_the_first_miss_is_logged(log):
+    """One line for each entry point and reason, with meaning and advice, until a reset."""
+    reason = next(reason for reason in REASONS if reason.name == "options")
+    for _ in range(3):
+        put_badly()
+    (record,) = log.records
+    assert (record.name, record.levelname) == ("jaxmarshal", "INFO")
+    assert record.getMessage() == (
+        f"device_put: first miss (options). {reason.meaning} {reason.advice}"
+    )
+    jaxmarshal.reset_stats()
+    put_badly()
+    assert len(log.records) == 2
+
+
+def test_ordinary_misses_are_for_debugging(log):
+    """What every program has is not worth a line at INFO."""
+    assert {reason.name for reason in REASONS if reason.ordinary} == {
+        "not_recorded", "trace", "no_backend"
+    }  # fmt: skip
+    jaxmarshal.device_put(np.zeros(3))
+    jax.jit(jaxmarshal.device_put)(np.zeros(3))
+    assert [record.levelname for record in log.records] == ["DEBUG", "DEBUG"]
+
+
+def test_a_compiled_call_is_logged(log):
+    """Other entry points log under their own names."""
+    compiled = jax.jit(lambda x: x + 1).lower(np.zeros(3, np.float32)).compile()
+    with jaxmarshal.installed("compiled_call"), jax.debug_nans(True):
+        compiled(np.zeros(3, np.float32))
+    (record,) = log.records
+    assert record.getMessage().startswith("compiled_call: first miss (hook). ")
+
+
+@pytest.mark.parametrize("options", [{}, {"may_alias": False}], ids=["late", "early"])
+def test_a_handler_that_fails(handler, options):
+    """An error in a handler does not reach the call, whose result is the reference's."""
+
+    def fail():
+        raise ValueError("a broken handler")
+
+    handler(fail)
+    assert jaxmarshal.device_put(2.0, **options) == 2.0
+    assert counts()[0] == 0
+
+
+def test_an_interrupt_in_a_handler(handler):
+    """What is no error, such as Ctrl-C, is not held back."""
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    handler(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        put_badly()
+    assert put_badly() == 1.0
+
+
+def test_a_handler_that_calls_back(handler, log):
+    """A handler may put arrays itself, and miss: counted, but not logged again."""
+    results = []
+    handler(lambda: results.append(jaxmarshal.device_put({"a": 2.0, "b": np.ones(5)})["a"]))
+    for _ in range(3):
+        assert jaxmarshal.device_put([np.arange(3.0), (1, None)])[1] == (1, None)
+    assert results == [2.0]
+    assert len(log.records) == 1
+    assert counts() == (2, {"not_recorded": 2})
+
+
+def test_a_handler_that_starts_anew(handler, log):
+    """A handler that resets the counts and calls back does not call itself for ever."""
+
+    def again():
+        jaxmarshal.reset_stats()
+        jaxmarshal.api.clear()
+        put_badly()
+
+    handler(again)
+    for _ in range(3):
+        put_badly()
+    assert len(log.records) == 1
+    assert jaxmarshal.device_put(3.0) == jaxmarshal.device_put(3.0) == 3.0
+
+
+def test_a_handler_that_deletes_the_arguments(handler):
+    """Arguments that a handler deletes are deleted for the reference as well."""
+    x = jax.numpy.ones(3)
+    compiled = jax.jit(lambda x: x + 1).lower(x).compile()
+    handler(x.delete)
+    with jaxmarshal.installed("compiled_call"):
+        with pytest.raises(Exception, match="delete"):
+            compiled(x)
+        for _ in range(3):
+            assert compiled(jax.numpy.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_handlers_of_other_threads(handler, log):
+    """Only the thread that is logging goes without."""
+
+    def elsewhere():
+        if threading.current_thread() is threading.main_thread():
+            thread = threading.Thread(target=jaxmarshal.device_put, args=(jax.random.key(0),))
+            thread.start()
+            thread.join(0.5)    # it waits for the handler's lock until this one is done
+
+    handler(elsewhere)
+    put_badly()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(10)
+    messages = " ".join(record.getMessage() for record in log.records)
+    assert "(options)" in messages and "(key_array)" in messages
+
+
+def test_publish(events):
+    """Counts since the last time; what did not grow is left out."""
+    jaxmarshal.device_put(1.0)
+    jaxmarshal.device_put(1.0)
+    jaxmarshal.device_put(1.0)
+    put_badly()
+    assert events == []    # counting records nothing
+    jaxmarshal.publish()
+    assert events == [
+        ("/jaxmarshal/hits", 2, "device_put"),
+        ("/jaxmarshal/misses/not_recorded", 1, "device_put"),
+        ("/jaxmarshal/misses/options", 1, "device_put"),
+    ]
+    events.clear()
+    jaxmarshal.publish()
+    assert events == []
+    put_badly()
+    jaxmarshal.reset_stats()
+    put_badly()
+    jaxmarshal.publish()
+    assert events == [("/jaxmarshal/misses/options", 2, "device_put")]
+    assert counts() == (0, {"options": 1})
+
+
+def test_a_listener_that_fails(events):
+    """Its error is raised, and the other counts are published the next time."""
+
+    def fail(event, value, **kwargs):
+        raise ValueError("a broken listener")
+
+    jaxmarshal.device_put(1.0)
+    put_badly()
+    jax.monitoring.register_scalar_listener(fail)
+    try:
+        with pytest.raises(ValueError, match="a broken listener"):
+            jaxmarshal.publish()
+    finally:
+        jax.monitoring.unregister_scalar_listener(fail)
+    jaxmarshal.publish()
+    assert sorted(event for event, _, _ in events) == [
+        "/jaxmarshal/misses/not_recorded", "/jaxmarshal/misses/options"
+    ]  # fmt: skip
+
+
+def test_take_knows_its_names():
+    """An unknown entry point is an error, not a zero."""
+    with pytest.raises(ValueError):
+        _stats.take("nonsense", 0)
+
+
+AT_EXIT = """
+    import jax
+    jax.monitoring.register_scalar_listener(lambda *a, **k: print(*a, *k.values()))
+    import jaxmarshal
+    for _ in range(3):
+        jaxmarshal.device_put(1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "lines"),
+    [
+        ("1", ["/jaxmarshal/hits 2 device_put", "/jaxmarshal/misses/no_backend 1 device_put"]),
+        ("0", []),
+        (None, []),
+    ],
+)
+def test_events_at_exit(value, lines):
+    """JAXMARSHAL_EVENTS=1 publishes when the process ends."""
+    done = run_code(AT_EXIT, JAXMARSHAL_EVENTS=value)
+    assert done.stdout.splitlines() == lines
+    assert done.stderr == ""

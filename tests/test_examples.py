@@ -1,0 +1,92 @@
+"""Every example runs, computes the same both ways, and takes the fast path."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from child import run
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+HELPER = "side_by_side"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != HELPER)
+
+#: The entry points that each takes a step through.
+FAST = {
+    "training": {"device_put", "compiled_call"},
+    "serving": {"compiled_call"},
+    "environment": {"device_put", "compiled_call"},
+    "sampler": {"compiled_call"},
+}
+
+pytestmark = pytest.mark.skipif(
+    not EXAMPLES.is_dir(), reason="the tests run without the folder examples/"
+)
+
+
+def run_example(name, *arguments):
+    """Run an example in a process of its own."""
+    if name == "training" and importlib.util.find_spec("optax") is None:
+        pytest.skip("optax is not installed: examples/training.py was NOT tested")
+    return run(str(EXAMPLES / f"{name}.py"), *arguments, JAXMARSHAL=None)
+
+
+def test_none_is_forgotten():
+    """Each example is run below and has a paragraph in the README."""
+    assert sorted(FAST) == NAMES
+    text = (EXAMPLES / "README.md").read_text()
+    assert all(f"[`{name}.py`]({name}.py)" in text for name in (*NAMES, HELPER))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(FAST))
+def test_example(name):
+    """It prints both times, the results agree, and every step but the first is a hit."""
+    done = run_example(name, "--quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    title, before, after, speedup, results, *counts = done.stdout.splitlines()
+    assert re.fullmatch(rf"{name}: 10 steps, JAX [\w.]+, cpu", title)
+    assert re.fullmatch(r"before, plain JAX: +\d+\.\d µs per step", before)
+    assert re.fullmatch(r"after, jaxmarshal: +\d+\.\d µs per step", after)
+    assert re.fullmatch(r"speedup: +\d+\.\d\d ×", speedup)
+    assert re.fullmatch(r"results: +identical bit for bit", results)
+    hits = {
+        entry: int(number)
+        for entry, number in (re.match(r"(\w+): (\d+) hits", line).groups() for line in counts)
+    }
+    assert {entry for entry in FAST[name] if hits[entry] >= 8} == FAST[name]
+
+
+@pytest.mark.parametrize("name", sorted(FAST))
+def test_example_is_short(name):
+    """A newcomer reads it in one go."""
+    source = (EXAMPLES / f"{name}.py").read_text()
+    assert len(source.splitlines()) < 100
+    assert ast.get_docstring(ast.parse(source))
+
+
+def test_a_difference_is_noticed(monkeypatch):
+    """The comparison sees the sign of a zero, a dtype, a shape and a structure."""
+    import numpy as np
+
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import side_by_side
+
+    same = side_by_side.same_bits
+    x = [np.zeros(2, np.float32), {"a": np.ones(3)}]
+    assert same(x, [np.zeros(2, np.float32), {"a": np.ones(3)}])
+    assert not same(x, [-np.zeros(2, np.float32), {"a": np.ones(3)}])
+    assert not same(x, [np.zeros(2, np.int32), {"a": np.ones(3)}])
+    assert not same(x, [np.zeros((2, 1), np.float32), {"a": np.ones(3)}])
+    assert not same(x, (np.zeros(2, np.float32), {"a": np.ones(3)}))
+
+
+def test_help():
+    """The options are explained."""
+    done = run_example("sampler", "--help")
+    assert done.returncode == 0
+    assert "--quick" in done.stdout
