@@ -7,7 +7,7 @@ when it runs.
 
 from __future__ import annotations
 
-NAMES = ("doctor",)
+NAMES = ("doctor", "run")
 
 
 class CommandError(Exception):
