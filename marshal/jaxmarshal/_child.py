@@ -1,4 +1,4 @@
-"""In the process of a user's script, when it has imported JAX: what `run` and `compare` asked for."""
+"""What `run` or `compare` asked for, in the user's process once it has imported JAX."""
 
 from __future__ import annotations
 

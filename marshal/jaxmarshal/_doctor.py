@@ -10,6 +10,17 @@ from jaxmarshal import _counters, _install, _layout, _reference
 from jaxmarshal._version import __version__
 
 
+def versions() -> dict[str, str]:
+    """The versions of what takes part."""
+    return {
+        "jaxmarshal": __version__,
+        "jax": _reference.JAX_VERSION,
+        "jaxlib": _reference.JAXLIB_VERSION,
+        "numpy": _reference.NUMPY_VERSION,
+        "python": platform.python_version(),
+    }
+
+
 def examine() -> dict[str, Any]:
     """Versions, calibration and entry points, as plain data.
 
@@ -19,13 +30,7 @@ def examine() -> dict[str, Any]:
     import jax
 
     facts: dict[str, Any] = {
-        "versions": {
-            "jaxmarshal": __version__,
-            "jax": _reference.JAX_VERSION,
-            "jaxlib": _reference.JAXLIB_VERSION,
-            "numpy": _reference.NUMPY_VERSION,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
         "build": "debug" if _counters.debug_build() else "release",
         "environment": {
             name: os.environ[name]

@@ -77,7 +77,7 @@ def command(target: list[str]) -> list[str]:
     if not sys.executable:
         raise CommandError("the Python that runs this cannot be told (sys.executable is empty)")
     # What multiprocessing gives to the processes that it starts; it leaves out -u and -i.
-    flags = getattr(subprocess, "_args_from_interpreter_flags", list)()
+    flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
     unbuffered = getattr(sys.stdout, "write_through", False)
     flags += ["-u"] * bool(unbuffered) + ["-i"] * bool(sys.flags.interactive)
     return [sys.executable, *flags, *target]

@@ -93,7 +93,7 @@ def _main():
 
     this = sys.modules.pop(__name__)
     try:
-        import sitecustomize  # noqa: F401, the user's own
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401, the user's own
     except ImportError as error:
         if error.name != "sitecustomize":
             raise

@@ -7,7 +7,7 @@ when it runs.
 
 from __future__ import annotations
 
-NAMES = ("doctor", "run")
+NAMES = ("doctor", "compare", "run")
 
 
 class CommandError(Exception):
