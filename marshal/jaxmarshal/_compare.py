@@ -117,15 +117,18 @@ def _saving(misses: dict[str, Any], fast: dict[str, float], entry_point: str) ->
 
 def functions(plain: dict[str, Any], ours: dict[str, Any]) -> list[dict[str, Any]]:
     """The time in each function itself, without those that it calls, in both profiles."""
-    times: dict[tuple[str, str], dict[str, float]] = {}
+    times: dict[tuple[str, str, str], dict[str, float]] = {}
     for run, profile in ((PLAIN, plain), (OURS, ours)):
         for frame in _frames(profile):
             own = frame["time"] - sum(child["time"] for child in frame["children"])
             # The counting stands at an entry point, and there is no other file to name.
             file = "" if frame["kind"] == "entry point" else frame["file"]
-            row = times.setdefault((frame["name"], file), {PLAIN: 0.0, OURS: 0.0})
+            row = times.setdefault((frame["name"], file, frame["kind"]), {PLAIN: 0.0, OURS: 0.0})
             row[run] += max(own, 0.0)
-    rows = [{"name": name, "file": file, **row} for (name, file), row in times.items()]
+    rows = [
+        {"name": name, "file": file, "kind": kind, **row}
+        for (name, file, kind), row in times.items()
+    ]
     return sorted(rows, key=lambda row: -(row[PLAIN] + row[OURS]))
 
 
@@ -177,7 +180,8 @@ def function_table(rows: list[dict[str, Any]]) -> list[list[str]]:
     table = [["function", "file", "plain ms", "jaxmarshal ms"]]
     for row in rows:
         times = [_milliseconds(row[run]) for run in (PLAIN, OURS)]
-        table.append([row["name"], short(row["file"]) or "(entry point)", *times])
+        where = short(row["file"]) or f"({row['kind']})"
+        table.append([row["name"], where, *times])
     return table
 
 
