@@ -19,8 +19,8 @@ PYTEST_PARALLEL := -n auto --maxprocesses=2
 COMPILED := setup.py pyproject.toml \
 	$(wildcard marshal/jaxmarshal/*.pyx marshal/jaxmarshal/*.pxd include/jaxmarshal/*.h)
 PACKAGED := $(COMPILED) MANIFEST.in README.md \
-	$(wildcard marshal/jaxmarshal/*.py marshal/jaxmarshal/*.pyi marshal/jaxmarshal/py.typed marshal/jaxmarshal/*.html \
-	marshal/jaxmarshal/*/*.py marshal/jaxmarshal/*/*.pyi)
+	$(wildcard marshal/jaxmarshal/*.py marshal/jaxmarshal/*.pyi marshal/jaxmarshal/py.typed \
+	marshal/jaxmarshal/*.html marshal/jaxmarshal/*/*.py marshal/jaxmarshal/*/*.pyi)
 
 # Modules with a stub, as stubtest wants them named.
 STUBBED := $(patsubst %.__init__,%,$(subst /,.,$(patsubst marshal/%.pyi,%,\

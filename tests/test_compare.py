@@ -135,6 +135,10 @@ def test_runs(result):
         for frame in frames:
             own = frame["time"] - sum(child["time"] for child in frame["children"])
             assert own > -1e-6
+    # Frames are found again in the other graph.
+    tops = [[run_["profile"]["children"][0][key] for key in ("name", "file", "line")]
+            for run_ in (plain, ours)]  # fmt: skip
+    assert tops[0] == tops[1] == ["MainThread", "<thread>", 0]
 
 
 class Page(HTMLParser):

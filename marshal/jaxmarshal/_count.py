@@ -18,9 +18,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
-import jaxlib
 
-from jaxmarshal import _install, api
+from jaxmarshal import _install, _reference, api
 
 
 class Site(NamedTuple):
@@ -66,7 +65,7 @@ def _folder(module: Any) -> str:
 
 
 #: The folders of JAX.
-JAX = (_folder(jax), _folder(jaxlib))
+JAX = (_folder(jax), _folder(_reference.jaxlib))
 
 #: The files whose frames are no call sites: JAX, this package, and what calls on others' behalf.
 _INNER = (

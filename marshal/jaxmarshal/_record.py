@@ -55,6 +55,8 @@ def tree(records: list[tuple[list[str], float]]) -> dict[str, Any]:
             child = frame["children"].get(key)
             if child is None:
                 name, file, line = (*key.split("\x00"), "", "0")[:3]
+                if file == "<thread>":  # its number, which differs from run to run
+                    line = "0"
                 kind = _kind(name, file, frame["kind"])
                 if kind == "counting":  # one frame for all of it
                     key, name, file, line = kind, f"[{kind}]", "", "0"
