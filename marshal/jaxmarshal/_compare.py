@@ -194,13 +194,14 @@ def print_table(title: str, table: list[list[str]]) -> None:
     right = [all(_is_number(cell) for cell in column) for column in zip(*table[1:], strict=True)]
     if sys.stderr.isatty():
         try:
+            from rich.box import SIMPLE_HEAD
             from rich.console import Console
             from rich.markup import escape
             from rich.table import Table
         except ImportError:
             pass
         else:
-            shown = Table(title=title, title_justify="left")
+            shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
             for name, is_right in zip(table[0], right, strict=True):
                 shown.add_column(name, justify="right" if is_right else "left", overflow="fold")
             for row in table[1:]:
