@@ -20,7 +20,7 @@ COMPILED := setup.py pyproject.toml \
 	$(wildcard marshal/jaxmarshal/*.pyx marshal/jaxmarshal/*.pxd include/jaxmarshal/*.h)
 PACKAGED := $(COMPILED) MANIFEST.in README.md \
 	$(wildcard marshal/jaxmarshal/*.py marshal/jaxmarshal/*.pyi marshal/jaxmarshal/py.typed \
-	marshal/jaxmarshal/*/*.py marshal/jaxmarshal/*/*.pyi)
+	marshal/jaxmarshal/*.html marshal/jaxmarshal/*/*.py marshal/jaxmarshal/*/*.pyi)
 
 # Modules with a stub, as stubtest wants them named.
 STUBBED := $(patsubst %.__init__,%,$(subst /,.,$(patsubst marshal/%.pyi,%,\

@@ -14,7 +14,12 @@ import jaxmarshal
 PACKAGE_ROOT = Path(jaxmarshal.__file__).resolve().parents[1]
 
 
-def run(*arguments: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str,
+    stdin: str | None = None,
+    cwd: Path | None = None,
+    **environment: str | None,
+) -> subprocess.CompletedProcess[str]:
     """Run Python with arguments, the package on its path and changes to the environment."""
     variables = dict(os.environ)
     variables["PYTHONPATH"] = os.pathsep.join(
@@ -25,7 +30,8 @@ def run(*arguments: str, **environment: str | None) -> subprocess.CompletedProce
         if value is not None:
             variables[name] = value
     return subprocess.run(
-        [sys.executable, *arguments], env=variables, capture_output=True, text=True, timeout=120
+        [sys.executable, *arguments], env=variables, input=stdin, cwd=cwd,
+        capture_output=True, text=True, timeout=120,
     )
 
 

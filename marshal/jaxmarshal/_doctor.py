@@ -21,6 +21,17 @@ def _what_is_missing(entry: _install.EntryPoint) -> list[str]:
     return lacking
 
 
+def versions() -> dict[str, str]:
+    """The versions of what takes part."""
+    return {
+        "jaxmarshal": __version__,
+        "jax": _reference.JAX_VERSION,
+        "jaxlib": _reference.JAXLIB_VERSION,
+        "numpy": _reference.NUMPY_VERSION,
+        "python": platform.python_version(),
+    }
+
+
 def examine() -> dict[str, Any]:
     """Versions, calibration and entry points, as plain data.
 
@@ -30,13 +41,7 @@ def examine() -> dict[str, Any]:
     import jax
 
     facts: dict[str, Any] = {
-        "versions": {
-            "jaxmarshal": __version__,
-            "jax": _reference.JAX_VERSION,
-            "jaxlib": _reference.JAXLIB_VERSION,
-            "numpy": _reference.NUMPY_VERSION,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
         "build": "debug" if _counters.debug_build() else "release",
         "environment": {
             name: os.environ[name]

@@ -148,6 +148,9 @@ execute_replicated_call = _lookup("jax._src.interpreters.pxla", "ExecuteReplicat
 consume_results = _lookup("jaxlib._jax", "ExecuteResults.consume_with_handlers")
 pxla_batched_device_put = _lookup("jax._src.interpreters.pxla", "batched_device_put")
 
+# --- Switches that `python -m jaxmarshal run` offers ---------------------------------------------
+set_tracebacks_enabled = _lookup("jaxlib._jax", "set_tracebacks_enabled")
+
 # --- Capabilities --------------------------------------------------------------------------------
 HAVE_CONTEXT: bool = _have(
     "HAVE_CONTEXT", trace_context, trace_state_clean, current_trace, eval_trace, xla_bridge,

@@ -7,7 +7,7 @@ when it runs.
 
 from __future__ import annotations
 
-NAMES = ("doctor", "bench")
+NAMES = ("doctor", "bench", "compare", "run")
 
 
 class CommandError(Exception):

@@ -1,0 +1,61 @@
+"""The page of `compare --html`: two flame graphs and a table in one file that loads nothing."""
+
+from __future__ import annotations
+
+import html
+import json
+from importlib import resources
+from typing import Any
+
+from jaxmarshal import _compare
+
+#: Frames with less than this share of a run are too narrow to be seen.
+LEAST_SHARE = 0.0005
+
+
+def _pruned(root: dict[str, Any]) -> dict[str, Any]:
+    """A copy without the frames that cannot be seen."""
+    least = root["time"] * LEAST_SHARE
+    top = root | {"children": []}
+    waiting = [(root, top)]
+    while waiting:
+        frame, copy = waiting.pop()
+        for child in frame["children"]:
+            if child["time"] >= least:
+                copied = child | {"children": [], "time": round(child["time"], 6)}
+                copy["children"].append(copied)
+                waiting.append((child, copied))
+    return top
+
+
+def _table(table: list[list[str]]) -> str:
+    head, *rows = [[html.escape(cell) for cell in row] for row in table]
+    lines = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in head) + "</tr>"]
+    lines += ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows]
+    return "\n".join(lines)
+
+
+def page(result: dict[str, Any]) -> str:
+    """The page for what `compare` found."""
+    data = {
+        name: {"seconds": run["seconds"], "profile": _pruned(run["profile"])}
+        for name, run in result["runs"].items()
+    }
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in result["notes"])
+    parts = {
+        "SCRIPT": html.escape(" ".join(result["script"])),
+        "VERSIONS": html.escape(versions),
+        "NOTES": notes,
+        "SITES": _table(_compare.site_table(result["sites"])),
+        "FUNCTIONS": _table(_compare.function_table(result["functions"][:30])),
+        # Inside a script element, nothing may look like its end.
+        "DATA": json.dumps(data).replace("<", "\\u003c"),
+    }
+    text = (resources.files("jaxmarshal") / "flame.html").read_text(encoding="utf-8")
+    before, *pieces = text.split("{{")
+    filled = [before]
+    for piece in pieces:
+        name, _, rest = piece.partition("}}")
+        filled += [parts[name], rest]
+    return "".join(filled)
