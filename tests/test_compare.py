@@ -96,7 +96,7 @@ def test_sites(result, folder):
     assert (row["file"], row["line"]) == (str(folder / "script.py"), 7)
     assert row["plain"]["calls"] == row["jaxmarshal"]["calls"] == 6
     assert row["jaxmarshal"]["hits"] == 4
-    assert row["jaxmarshal"]["misses_by_reason"] == {"context": 1, "not_recorded": 1}
+    assert row["jaxmarshal"]["misses_by_reason"] == {"no_backend": 1, "not_recorded": 1}
     assert row["estimated_saving"] == 0
 
     row = site(result, "refused")

@@ -183,7 +183,7 @@ def test_report(end, status, message, script):
     assert (done.returncode, done.stdout) == (status, "")
     before, found, table = done.stderr.partition("jaxmarshal\n")
     assert found and message in before and bool(message) == bool(before)
-    assert rows(found + table)["device_put"] == ["6", "4", "2", "options", "1,", "context", "1"]
+    assert rows(found + table)["device_put"] == ["6", "4", "2", "options", "1,", "no_backend", "1"]
 
 
 def test_report_without_calls(script):

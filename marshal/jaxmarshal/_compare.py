@@ -14,7 +14,7 @@ from typing import Any
 PLAIN, OURS = "plain", "jaxmarshal"
 
 #: Reasons for which no other way of calling would be fast, see `reasons.py`.
-UNAVOIDABLE = frozenset({"context", "trace", "tracer"})
+UNAVOIDABLE = frozenset({"context", "no_backend", "trace", "tracer"})
 
 NOTES = (
     "Counting and sampling slow both runs, and the one that runs more Python slows more; "
