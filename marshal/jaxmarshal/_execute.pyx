@@ -35,6 +35,9 @@ from jaxmarshal._tree cimport (
 
 from jaxmarshal import _reference
 
+cdef extern from *:
+    object PyObject_Call(object function, object args, PyObject* kwargs)
+
 cdef extern from "jaxmarshal/call.h":
     object jm_call_with_self(object function, object self, tuple args, object kwargs)
 
@@ -301,6 +304,14 @@ cdef Plan _make_tree_plan(
         free_structure(&structure)
 
 
+cdef object _call_prepared(object compiled, tuple args, dict kwargs):
+    """The reference's call, by the C++ function that its `__call__` would call in turn."""
+    call = getattr(compiled, "_call", None)
+    if call is None:    # not made yet
+        return jm_call_with_self(_compiled_call, compiled, args, kwargs)
+    return PyObject_Call(call, args, <PyObject*>kwargs if kwargs else NULL)
+
+
 def compiled_call(self, *args, **kwargs):
     """`jax.stages.Compiled.__call__`: positional and keyword arguments, any pytree."""
     cdef jm_table table
@@ -310,7 +321,7 @@ def compiled_call(self, *args, **kwargs):
     cdef Context context = _context_for_execution(plans, &reason)
     if reason:
         count_miss(_compiled_entry, reason)
-        return jm_call_with_self(_compiled_call, self, args, kwargs)
+        return _call_prepared(self, args, kwargs)
     jm_table_init(&table, &counters)
     try:
         reason = NOT_RECORDED
