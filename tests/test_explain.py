@@ -360,3 +360,13 @@ def test_the_documentation_has_every_reason():
     if not path.exists():
         pytest.skip("the tests run without the sources of the documentation")
     assert path.read_text() == page(), "make it again; see the docstring of reasons.py"
+
+
+def test_plain_array_where_a_key_was_recorded():
+    """An argument of another kind is named, whatever the guard holds."""
+    key = jax.random.key(0)
+    compiled = jax.jit(lambda k: jax.random.bits(k)).lower(key).compile()
+    with jaxmarshal.installed():
+        compiled(key)
+    answer = jaxmarshal.explain(compiled, jax.random.key_data(key))
+    assert (answer.hit, answer.leaf) == (False, "args[0]")

@@ -38,9 +38,6 @@ from jaxmarshal import _reference
 cdef extern from *:
     object PyObject_Call(object function, object args, PyObject* kwargs)
 
-cdef extern from "jaxmarshal/call.h":
-    object jm_call_with_self(object function, object self, tuple args, object kwargs)
-
 # `check`, `run` and `_match_arguments` as their callers see them; see `_errors`.
 ctypedef int (*check_function)(Plan, jm_table*) noexcept
 ctypedef PyObject* (*run_function)(Plan, jm_table*) noexcept
@@ -50,7 +47,6 @@ cdef enum:
     # A plan saves some 0.28 us for each array and loses 3.6 to 5.5 us for each host argument.
     ARRAYS_PER_HOST_LEAF = 20
 
-cdef dict _no_keywords = {}
 cdef object _compiled_call = _reference.compiled_call
 cdef object _mesh_executable_call = _reference.mesh_executable_call
 cdef object _execute_replicated_call = _reference.execute_replicated_call
@@ -176,13 +172,13 @@ cdef object _call_flat(object owner, tuple args, int entry, object reference):
     cdef Context context = _context_for_execution(plans, &reason)
     if reason:
         count_miss(entry, reason)
-        return jm_call_with_self(reference, owner, args, _no_keywords)
+        return reference(owner, *args)
     jm_table_init(&table, &counters)
     try:
         reason = _fill_flat(args, &table)
         if reason:
             count_miss(entry, reason)
-            return jm_call_with_self(reference, owner, args, _no_keywords)
+            return reference(owner, *args)
         reason = NOT_RECORDED
         if plans is not None:
             for item in plans.plans:
@@ -196,7 +192,7 @@ cdef object _call_flat(object owner, tuple args, int entry, object reference):
                 jm_table_unresolve(&table)
         count_miss(entry, reason)
         plan = _make_flat_plan(owner, context, &table, &reason)
-        result = jm_call_with_self(reference, owner, args, _no_keywords)
+        result = reference(owner, *args)
         _keep(owner, plan, reason, &table)
         return result
     finally:
@@ -308,7 +304,7 @@ cdef object _call_prepared(object compiled, tuple args, dict kwargs):
     """The reference's call, by the C++ function that its `__call__` would call in turn."""
     call = getattr(compiled, "_call", None)
     if call is None:    # not made yet
-        return jm_call_with_self(_compiled_call, compiled, args, kwargs)
+        return _compiled_call(compiled, *args, **kwargs)
     return PyObject_Call(call, args, <PyObject*>kwargs if kwargs else NULL)
 
 
@@ -336,7 +332,7 @@ def compiled_call(self, *args, **kwargs):
                     return build_results(plan, results)
         count_miss(_compiled_entry, reason)
         plan = _make_tree_plan(self, args, kwargs, context, &table, &reason)
-        result = jm_call_with_self(_compiled_call, self, args, kwargs)
+        result = _call_prepared(self, args, kwargs)
         _keep(self, plan, reason, &table)
         return result
     finally:

@@ -263,9 +263,9 @@ cdef tuple failed_words(Plan plan, jm_table* table, int reason):
     guard = &plan.guards[plan.failed_at]
     slot = &table.slots[plan.failed_at]
     found = <object>slot.obj
-    if reason == AVAL and guard.impl != NULL and <PyObject*>found._impl != guard.impl:
-        return (plan.failed_at, <object>guard.impl, found._impl)
-    if guard.impl != NULL:
+    if slot.kind == JM_KEY_ARRAY and guard.kind == JM_KEY_ARRAY:
+        if reason == AVAL and <PyObject*>found._impl != guard.impl:
+            return (plan.failed_at, <object>guard.impl, found._impl)
         found = found._base_array
     if reason == AVAL:
         return (plan.failed_at, <object>guard.aval, _reference.abstractify(found))
@@ -285,6 +285,11 @@ cdef tuple failed_words(Plan plan, jm_table* table, int reason):
 cdef inline void _set_input(tuple inputs, Py_ssize_t i, object array) noexcept:
     Py_INCREF(array)
     PyTuple_SET_ITEM(inputs, i, array)
+
+
+cdef inline object _array_of(jm_slot* slot):
+    """The array that goes to the executable: the argument, or the base array of a typed key."""
+    return <object>(slot.ready if slot.kind == JM_KEY_ARRAY else slot.obj)
 
 
 cdef tuple _inputs(Plan plan, jm_table* table):
@@ -310,10 +315,8 @@ cdef tuple _inputs(Plan plan, jm_table* table):
         if not guard.kept:
             continue
         slot = &table.slots[i]
-        if guard.kind == JM_ARRAY:
-            _set_input(inputs, n, <object>slot.obj)
-        elif guard.kind == JM_KEY_ARRAY:
-            _set_input(inputs, n, <object>slot.ready)
+        if not jm_kind_is_host(guard.kind):
+            _set_input(inputs, n, _array_of(slot))
         else:
             _set_input(
                 inputs, n, put_host(slot, <TargetPlan>slot.target, <object>guard.put)
@@ -323,9 +326,7 @@ cdef tuple _inputs(Plan plan, jm_table* table):
     if placed:
         for i in range(plan.count):
             slot = &table.slots[i]
-            if slot.kind == JM_ARRAY and array_buffer(<object>slot.obj) == NULL:
-                return None
-            if slot.kind == JM_KEY_ARRAY and array_buffer(<object>slot.ready) == NULL:
+            if not jm_kind_is_host(slot.kind) and array_buffer(_array_of(slot)) == NULL:
                 return None
     return inputs
 
