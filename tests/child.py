@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import jaxmarshal
+from jaxmarshal.__main__ import main
 
 #: The folder that the package is imported from, whichever way it was installed.
 PACKAGE_ROOT = Path(jaxmarshal.__file__).resolve().parents[1]
@@ -40,3 +41,11 @@ def run_code(code: str, **environment: str | None) -> subprocess.CompletedProces
     done = run("-c", textwrap.dedent(code), **environment)
     assert done.returncode == 0, done.stderr
     return done
+
+
+def status_of(*arguments: str) -> int | str | None:
+    """The exit status of the command line, run in this process."""
+    try:
+        return main(arguments)
+    except SystemExit as leaving:
+        return leaving.code

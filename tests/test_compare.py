@@ -11,7 +11,7 @@ import textwrap
 from html.parser import HTMLParser
 
 import pytest
-from child import run
+from child import run, status_of
 
 from jaxmarshal import _compare, _flame, _install, _record
 from jaxmarshal.__main__ import main
@@ -293,10 +293,7 @@ def test_trace(folder):
 )
 def test_bad_arguments(arguments, message, capfd):
     """Exit status 2 before anything is run."""
-    try:
-        status = main(["compare", *arguments])
-    except SystemExit as exit:
-        status = exit.code
+    status = status_of("compare", *arguments)
     output = capfd.readouterr()
     assert (status, output.out) == (2, "")
     assert message in output.err

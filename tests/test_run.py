@@ -9,7 +9,7 @@ import sys
 import textwrap
 
 import pytest
-from child import PACKAGE_ROOT, run
+from child import PACKAGE_ROOT, run, status_of
 
 from jaxmarshal import _child, _malloc
 from jaxmarshal.__main__ import main
@@ -312,10 +312,7 @@ def test_malloc_elsewhere(monkeypatch):
 )
 def test_bad_arguments(arguments, message, capsys):
     """Exit status 2, and a line that says what is wrong."""
-    try:
-        status = main(["run", *arguments])
-    except SystemExit as exit:
-        status = exit.code
+    status = status_of("run", *arguments)
     output = capsys.readouterr()
     assert (status, output.out) == (2, "")
     assert message in output.err
