@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import sys
 import threading
 import weakref
 
@@ -451,6 +452,22 @@ def test_trap_11_plans_die():
     assert _plan.live_owners() == 0
     compiled(zeros)
     assert counts() == (0, 1)
+
+
+def test_trap_11_garbage_is_collected():
+    """jaxlib keeps the code of each caller until its garbage is collected; so does no plan."""
+    x = jnp.arange(8.0)
+    compiled = jax.jit(lambda x: x + 1).lower(x).compile()
+
+    def caller():
+        compiled(x)
+
+    with jaxmarshal.installed("compiled_call"):
+        before = sys.getrefcount(caller.__code__)
+        for _ in range(5000):
+            caller()
+        jax.block_until_ready(compiled(x))
+        assert sys.getrefcount(caller.__code__) - before < 1000
 
 
 def test_trap_13_threads():

@@ -1,6 +1,8 @@
 """The argument table; see the header for ownership and failure."""
 
 from cpython.object cimport PyObject
+from libc.stdint cimport int32_t
+
 from jaxmarshal._classify cimport JM_ARRAY, JM_NDARRAY, JM_OTHER, classify, kind_of_unknown
 from jaxmarshal._counters cimport counters, jm_counters
 from jaxmarshal._layout cimport array_buffer
@@ -13,6 +15,7 @@ cdef extern from "jaxmarshal/argtable.h":
         PyObject* target
         PyObject* plan
         PyObject* ready
+        int32_t number
         unsigned char kind
         unsigned char action
     ctypedef struct jm_table:

@@ -146,6 +146,7 @@ compiled_call = _lookup("jax._src.stages", "Compiled.__call__")
 mesh_executable_call = _lookup("jax._src.interpreters.pxla", "MeshExecutable.call")
 execute_replicated_call = _lookup("jax._src.interpreters.pxla", "ExecuteReplicated.__call__")
 consume_results = _lookup("jaxlib._jax", "ExecuteResults.consume_with_handlers")
+collect_garbage = _lookup("jaxlib._jax", "collect_garbage")
 pxla_batched_device_put = _lookup("jax._src.interpreters.pxla", "batched_device_put")
 
 # --- Switches that `python -m jaxmarshal run` offers ---------------------------------------------
@@ -166,7 +167,7 @@ HAVE_DEVICE_PUT: bool = _have(
 HAVE_EXECUTE: bool = _have(
     "HAVE_EXECUTE", Compiled, MeshExecutable, ExecuteReplicated, compiled_call,
     mesh_executable_call, execute_replicated_call, consume_results, post_hook, abstractify,
-    physical_sharding, debug_key_reuse, flags=("HAVE_DEVICE_PUT",),
+    physical_sharding, debug_key_reuse, collect_garbage, flags=("HAVE_DEVICE_PUT",),
 )
 HAVE_LAYOUT_PROBE: bool = _have(
     "HAVE_LAYOUT_PROBE", ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put,
