@@ -148,6 +148,13 @@ class Sdist(sdist):
 class BuildExt(build_ext):
     """Compiles two modules at a time, and replaces in-place modules of another flavour."""
 
+    def build_extensions(self):
+        # Some Pythons have every module search the folder of their own library, which ours do not use.
+        linker = getattr(self.compiler, "linker_so", None)
+        if linker:
+            linker[:] = [flag for flag in linker if not flag.startswith("-Wl,-rpath")]
+        super().build_extensions()
+
     def finalize_options(self):
         super().finalize_options()
         if self.parallel is None:
