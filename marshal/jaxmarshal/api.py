@@ -53,6 +53,11 @@ def _choose(function: Any, reference: Any, name: str, module: str = __name__) ->
 
 
 device_put = _choose(_device_put.device_put, _reference.device_put, "device_put", "jaxmarshal")
+"""`jax.device_put`, accelerated, without `install()`.
+
+Signature, defaults, documentation, results and errors are those of
+[`jax.device_put`](https://docs.jax.dev/en/latest/_autosummary/jax.device_put.html) in the installed JAX.
+"""
 shard_args = _choose(_shard_args.shard_args, _reference.shard_args, "shard_args")
 batched_device_put = _choose(
     _shard_args.batched_device_put, _reference.pxla_batched_device_put, "batched_device_put"
