@@ -63,7 +63,8 @@ bench: $(VENV)/.installed ## compare JAX, jaxmarshal and the floor (see bench/RE
 	$(VENV)/bin/python -m jaxmarshal bench --json build/bench.json --html build/bench.html $(ARGS)
 
 docs: $(VENV)/.installed ## build the documentation into build/site; a warning is an error
-	$(VENV)/bin/python -m mkdocs build --quiet --strict $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --quiet --strict $(ARGS)
+	@echo 'The site: build/site/index.html'
 
 dist: $(VENV_CI)/.installed ## build source archive and wheel into dist/, check them, try them
 	$(VENV_CI)/bin/nox -s dist

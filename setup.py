@@ -4,8 +4,8 @@ Environment:
     JAXMARSHAL_BUILD   release (default), debug (checks and live-object counters on) or asan
                        (debug, plus the address and undefined-behaviour sanitizers).
     JAXMARSHAL_WERROR  1: a compiler warning is an error.
-    SOURCE_DATE_EPOCH  seconds since 1970: the time that every file in an archive gets. With the same
-                       sources and tools, archives are then the same byte for byte.
+    SOURCE_DATE_EPOCH  seconds since 1970: the time that every file in an archive gets. The same
+                       sources and tools then make the same archives, byte for byte.
 """
 
 import gzip
@@ -120,7 +120,7 @@ class BuildPy(build_py):
 
 
 class Sdist(sdist):
-    """Writes the same archive from the same sources, where SOURCE_DATE_EPOCH says what time it is."""
+    """Writes the same archive from the same sources, where SOURCE_DATE_EPOCH is set."""
 
     def make_archive(self, base_name, format, root_dir=None, base_dir=None, **owner):
         epoch = os.environ.get("SOURCE_DATE_EPOCH")
@@ -149,7 +149,7 @@ class BuildExt(build_ext):
     """Compiles two modules at a time, and replaces in-place modules of another flavour."""
 
     def build_extensions(self):
-        # Some Pythons have every module search the folder of their own library, which ours do not use.
+        # Some Pythons let every module search the folder of their own library; ours need none.
         linker = getattr(self.compiler, "linker_so", None)
         if linker:
             linker[:] = [flag for flag in linker if not flag.startswith("-Wl,-rpath")]

@@ -67,7 +67,8 @@ def check_calls() -> None:
 
 def check_commands() -> None:
     """The program and the module of the same name."""
-    for command in ([Path(sys.executable).parent / "jaxmarshal"], [sys.executable, "-m", "jaxmarshal"]):
+    program = Path(sys.executable).parent / "jaxmarshal"
+    for command in ([program], [sys.executable, "-m", "jaxmarshal"]):
         done = subprocess.run([*command, "doctor"], capture_output=True, text=True)
         require(done.returncode == 0, f"doctor failed: {done.stdout}{done.stderr}")
 

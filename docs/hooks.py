@@ -155,7 +155,7 @@ def _tests_of(number: str, page: str) -> str:
     tests = _tests().get(number, [])
     if not tests:
         logger.warning("trap %s has no test", number)
-    lines = [f'??? check "{len(tests)} tests"', ""]
+    lines = [f'??? success "{len(tests)} tests"', ""]
     up = "../" * page.count("/")
     for file, line, name, summary in tests:
         # A link to a line is none that MkDocs could check, so it is given as HTML.

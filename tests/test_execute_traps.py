@@ -620,7 +620,7 @@ def test_failing_executables():
 
 
 def test_profiles_show_the_reference_names(tmp_path):
-    """While a profile is taken the reference runs, with its annotations."""
+    """Trap 12: while a profile is taken the reference runs, with its annotations."""
     compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compile()
     warm(compiled, jnp.zeros(4))
     with jax.profiler.trace(str(tmp_path)):

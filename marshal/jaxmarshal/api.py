@@ -55,8 +55,7 @@ def _choose(function: Any, reference: Any, name: str, module: str = __name__) ->
 device_put = _choose(_device_put.device_put, _reference.device_put, "device_put", "jaxmarshal")
 """`jax.device_put`, accelerated, without `install()`.
 
-Signature, defaults, documentation, results and errors are those of
-[`jax.device_put`](https://docs.jax.dev/en/latest/_autosummary/jax.device_put.html) in the installed JAX.
+Signature, defaults, documentation, results and errors are those of the installed JAX's.
 """
 shard_args = _choose(_shard_args.shard_args, _reference.shard_args, "shard_args")
 batched_device_put = _choose(
