@@ -534,6 +534,53 @@ def test_dicts_in_other_orders():
 Pair = collections.namedtuple("Pair", "left right")
 
 
+class Key:
+    """A key of a dict whose comparison does something."""
+
+    action = staticmethod(lambda: None)
+
+    def __init__(self, name):
+        self.name = name
+
+    def __hash__(self):
+        return hash(self.name)
+
+    def __lt__(self, other):
+        return self.name < other.name
+
+    def __eq__(self, other):
+        Key.action()
+        return self.name == other.name
+
+
+def test_trap_5_deleted_while_others_are_compared():
+    """Trap 5: an argument is deleted after its buffer was read, by the comparison of a later key.
+
+    Whether the freed buffer is read only the sanitizers see. Plain JAX crashes on such a key, so
+    the error is compared with the one that an array deleted before gives.
+    """
+    compiled = jax.jit(lambda t: t[0] + 1).lower([jnp.ones(3), {Key(1): jnp.ones(3)}]).compile()
+    for _ in range(3):
+        compiled([jnp.ones(3), {Key(1): jnp.ones(3)}])
+    assert counts() == (2, 1)
+    array, tree = jnp.ones(3), {Key(1): jnp.ones(3)}
+    others = []
+
+    def delete():
+        if not array.is_deleted():
+            array.delete()
+            others.extend(jax.device_put(np.ones(3, np.float32)) for _ in range(50))
+
+    try:
+        Key.action = staticmethod(delete)
+        found = observe(compiled, [array, tree])
+    finally:
+        Key.action = staticmethod(lambda: None)
+    assert others
+    assert jaxmarshal.stats()["compiled_call"]["misses_by_reason"] == {"deleted": 1}
+    assert found == observe_reference(compiled, [array, tree])
+
+
 @pytest.mark.parametrize(
     "build",
     [

@@ -27,15 +27,17 @@ static inline int jm_words_are_known(const jm_array_layout *layout) {
 
 /* Is the argument in `slot` an array whose words are, pointer for pointer, those of the guard, with
    a live buffer in the default data layout? 0 says nothing: the caller looks closer. Needs
-   jm_words_are_known. Borrows everything. */
+   jm_words_are_known. Borrows everything. The buffer is read anew: Python code that ran since the
+   slot was filled, for another argument, may have deleted this one. */
 static inline int jm_words_match(const jm_array_layout *layout, const jm_guard *guard,
                                  const jm_slot *slot) {
-    const void *array = slot->obj;
-    return slot->kind == JM_ARRAY && guard->kind == JM_ARRAY && slot->buffer != NULL &&
+    const void *array = slot->obj, *buffer;
+    return slot->kind == JM_ARRAY && guard->kind == JM_ARRAY &&
            jm_word(array, layout->aval) == (void *)guard->aval &&
            jm_word(array, layout->sharding) == (void *)guard->sharding &&
            (jm_byte(array, layout->committed) != 0) == guard->committed &&
-           jm_buffer_layout_is_default(layout, slot->buffer);
+           (buffer = jm_word(array, layout->buffer)) != NULL &&
+           jm_buffer_layout_is_default(layout, buffer);
 }
 
 /* The first argument from number `from` on whose words do not match, or `count`. */

@@ -164,8 +164,9 @@ cdef inline bint _same(PyObject** recorded, object found) except -1:
     return True
 
 
-cdef inline int _check_array(jm_guard* guard, object array, void* buffer) except -1:
-    if buffer == NULL:
+cdef inline int _check_array(jm_guard* guard, object array) except -1:
+    cdef void* buffer
+    if array_buffer(array) == NULL:
         return DELETED
     if not _same(&guard.aval, array_aval(array)):
         return AVAL
@@ -173,8 +174,12 @@ cdef inline int _check_array(jm_guard* guard, object array, void* buffer) except
         return SHARDING
     if array_committed(array) != guard.committed:
         return COMMITTED
-    if guard.kept and not array_layout_is_default(array, buffer):
-        return LAYOUT
+    if guard.kept:
+        buffer = array_buffer(array)    # anew: the comparisons may have run anything
+        if buffer == NULL:
+            return DELETED
+        if not array_layout_is_default(array, buffer):
+            return LAYOUT
     return HIT
 
 
@@ -185,7 +190,7 @@ cdef int _check_key(jm_guard* guard, jm_slot* slot) except -1:
         return KEY_ARRAY
     if <PyObject*>key._impl != guard.impl:
         return AVAL
-    return _check_array(guard, <object>slot.ready, slot.buffer)
+    return _check_array(guard, <object>slot.ready)
 
 
 cdef bint _take_base_array(jm_slot* slot) except -1:
@@ -240,7 +245,7 @@ cdef int check(Plan plan, jm_table* table) except -1:
             plan.failed_at = i
             return NOT_RECORDED
         if slot.kind == JM_ARRAY:
-            reason = _check_array(guard, <object>slot.obj, slot.buffer)
+            reason = _check_array(guard, <object>slot.obj)
         elif slot.kind == JM_KEY_ARRAY:
             reason = _check_key(guard, slot)
         else:
@@ -401,11 +406,15 @@ cdef int _make_host_guard(jm_guard* guard, object value, object sharding) except
     return HIT
 
 
-cdef int _make_array_guard(jm_guard* guard, object array, void* buffer, object sharding) except -1:
-    if buffer == NULL or array.is_deleted():
+cdef int _make_array_guard(jm_guard* guard, object array, object sharding) except -1:
+    cdef void* buffer
+    if array.is_deleted():
         return DELETED
     if guard.kept and not _is_in_place(array, sharding):
         return SHARDING
+    buffer = array_buffer(array)
+    if buffer == NULL:
+        return DELETED
     if guard.kept and not array_layout_is_default(array, buffer):
         return LAYOUT
     _own(&guard.aval, array.aval)
@@ -422,7 +431,7 @@ cdef int _make_key_guard(jm_guard* guard, jm_slot* slot, object sharding) except
     _own(&guard.impl, key._impl)
     if guard.kept:
         sharding = _reference.physical_sharding(key.aval, sharding)
-    return _make_array_guard(guard, <object>slot.ready, slot.buffer, sharding)
+    return _make_array_guard(guard, <object>slot.ready, sharding)
 
 
 cdef int _make_guard(jm_guard* guard, jm_slot* slot, object sharding) except -1:
@@ -430,7 +439,7 @@ cdef int _make_guard(jm_guard* guard, jm_slot* slot, object sharding) except -1:
     guard.kind = slot.kind
     guard.kept = sharding is not None
     if slot.kind == JM_ARRAY:
-        return _make_array_guard(guard, <object>slot.obj, slot.buffer, sharding)
+        return _make_array_guard(guard, <object>slot.obj, sharding)
     if slot.kind == JM_KEY_ARRAY:
         return _make_key_guard(guard, slot, sharding)
     return _make_host_guard(guard, <object>slot.obj, sharding)
