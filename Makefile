@@ -79,7 +79,7 @@ clean: ## remove what the targets above have made, environments included
 	rm -rf build dist .nox .venv .venv-debug .venv-asan .venv-ci
 	rm -rf .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf marshal/jaxmarshal.egg-info marshal/jaxmarshal/*.so
-	find marshal tests bench demo examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find marshal tests bench demo examples docs .ci -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Environments. Each is made once; where a source is newer than its stamp, pip runs again.
 %/bin/python:

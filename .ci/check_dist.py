@@ -9,6 +9,7 @@ them; licence, headers, declarations and stubs are there, and nothing that does 
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tarfile
@@ -32,6 +33,10 @@ IN_WHEEL = {
 }
 IN_SDIST = ("PKG-INFO", "LICENSE", "README.md", "setup.py", "pyproject.toml", "tests/conftest.py",
             "include/jaxmarshal/argtable.h", "marshal/jaxmarshal/_device_put.pyx")  # fmt: skip
+#: Folders of this machine that builds go through.
+BUILT_IN = sorted(
+    {str(Path.home()), str(Path(__file__).resolve().parents[1]), tempfile.gettempdir()} - {"/"}
+)
 NOT_IN_SDIST = re.compile(r"\.(so|pyd|pyc|o)$|/(build|dist|\.git)/|/\.venv")
 
 
@@ -51,9 +56,8 @@ def wheel_faults(path: Path) -> list[str]:
                 data = wheel.read(name)
                 if data.startswith(b"\x7fELF") and b"\0.symtab\0" in data:
                     faults.append(f"{name} is not stripped")
-                for folder in (Path.home(), Path(__file__).resolve().parents[1], "/tmp/",
-                               tempfile.gettempdir()):  # fmt: skip
-                    if str(folder).encode() in data and len(str(folder)) > 1:
+                for folder in BUILT_IN:
+                    if os.fsencode(folder) in data:
                         faults.append(f"{name} names {folder}, where it was built")
     return faults
 
