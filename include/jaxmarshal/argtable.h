@@ -15,7 +15,7 @@
 
 typedef struct {
     PyObject *obj;    /* owned: the argument */
-    void *buffer;     /* ARRAY: its runtime buffer; NDARRAY: its data. Kept alive by `obj` */
+    void *buffer;     /* ARRAY: its runtime buffer, which `delete()` frees; NDARRAY: its data */
     PyObject *prefix; /* owned: its part of the caller's prefix tree, or NULL: one for all */
     PyObject *target; /* owned once resolved, or NULL: the record of where it goes */
     PyObject *plan;   /* owned once resolved, or NULL: what the guard found for this argument */

@@ -38,8 +38,9 @@ cdef extern from *:
 cdef extern from "numpy/arrayobject.h":
     void* PyArray_DATA(void* array) noexcept nogil
 
-# Read the buffer pointer of an argument of the given kind and append it. The one place where an
-# argument's buffer is read. Raises on exhausted memory.
+# Read the buffer pointer of an argument of the given kind and append it. The pointer says whether
+# there was a buffer then; whoever looks into one reads it again, for Python code that runs
+# meanwhile may delete an array. Raises on exhausted memory.
 cdef inline int push_argument(
     jm_table* table, object obj, int kind, PyObject* prefix
 ) except -1:

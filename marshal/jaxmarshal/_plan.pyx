@@ -185,15 +185,19 @@ cdef inline bint _same(PyObject** recorded, object found) except -1:
     return True
 
 
-cdef inline int _check_array(jm_guard* guard, object array, void* buffer) except -1:
-    if buffer == NULL:
-        return DELETED
+cdef int _check_array(jm_guard* guard, object array) except -1:
+    cdef void* buffer
     if not _same(&guard.aval, array_aval(array)):
-        return AVAL
+        return DELETED if array_buffer(array) == NULL else <int>AVAL
     if not _same(&guard.where, array_sharding(array)):
-        return SHARDING
+        return DELETED if array_buffer(array) == NULL else <int>SHARDING
     if array_committed(array) != guard.committed:
         return COMMITTED
+    # Read here: what was just compared may have run code that deletes arrays.
+    buffer = array_buffer(array)
+    JM_COUNT_BUFFER_READ(&counters)
+    if buffer == NULL:
+        return DELETED
     if guard.input >= 0 and not array_layout_is_default(array, buffer):
         return LAYOUT
     return HIT
@@ -206,7 +210,7 @@ cdef int _check_key(jm_guard* guard, jm_slot* slot) except -1:
         return KEY_ARRAY
     if <PyObject*>key._impl != guard.impl:
         return AVAL
-    return _check_array(guard, <object>slot.ready, slot.buffer)
+    return _check_array(guard, <object>slot.ready)
 
 
 cdef bint take_base_array(jm_slot* slot) except -1:
@@ -245,9 +249,7 @@ cdef inline void _set_input(jm_intake* intake, jm_guard* guard, PyObject* array)
 
 
 cdef int _take_array(jm_intake* intake, object array) except -1:
-    cdef void* buffer = array_buffer(array)
-    JM_COUNT_BUFFER_READ(&counters)
-    cdef int reason = _check_array(intake.guard, array, buffer)
+    cdef int reason = _check_array(intake.guard, array)
     if reason == HIT:
         _set_input(intake, intake.guard, <PyObject*>array)
     return reason
