@@ -100,8 +100,7 @@ cdef bint _equal(tuple a, tuple b) except -1:
         return False
 
 
-cdef inline bint _state_is(object state, object expected) except -1:
-    """Is the value of a configuration state on this thread the object `expected`?"""
+cdef bint state_is(object state, object expected) except -1:
     if _traverse != NULL and jm_state_is_everywhere(_traverse, state, expected):
         return True
     return state.value is expected
@@ -112,7 +111,7 @@ cdef Context current_context(int* reason):
     cdef PyObject* listener
     cdef tuple words
     cdef Context context = _last
-    if not _state_is(_current_trace, _eval_trace):
+    if not state_is(_current_trace, _eval_trace):
         reason[0] = TRACE
         return None
     backend = jm_dict_value(_bridge, "_default_backend", &_backend_position)
@@ -141,15 +140,15 @@ cdef Context current_context(int* reason):
 
 
 cdef bint transfers_unguarded(bint host, bint device) except -1:
-    if host and not _state_is(_host_guard, None) and _host_guard.value != "allow":
+    if host and not state_is(_host_guard, None) and _host_guard.value != "allow":
         return False
-    if device and not _state_is(_device_guard, None) and _device_guard.value != "allow":
+    if device and not state_is(_device_guard, None) and _device_guard.value != "allow":
         return False
     return True
 
 
 cdef bint post_hook_is_set() except -1:
-    return not _state_is(_post_hook, None)
+    return not state_is(_post_hook, None)
 
 
 cdef list _forget_too = []

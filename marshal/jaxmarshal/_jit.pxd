@@ -13,8 +13,6 @@ cdef class JitPlans(Plans):
     cdef object __weakref__
     cdef StaticRule rule     # None where no argument is static
     cdef int missed          # calls in a row that no plan fitted
-    cdef int recorded        # calls of the recorder
-    cdef int unseen          # calls that jaxlib knew and the recorder has never seen
     cdef int leave           # calls of the recorder before it tries to make a plan again
 
 # Stands in for the function that jaxlib calls when it does not know a call's signature.

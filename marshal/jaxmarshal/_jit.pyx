@@ -170,7 +170,6 @@ cdef PyObject* _record(
     cdef jm_table table
     cdef PyObject* returned
     cdef int reason = HIT
-    plans.recorded += 1
     if plans.leave:
         plans.leave -= 1
     else:
@@ -188,7 +187,7 @@ cdef PyObject* _record(
 
 
 cdef class JitPlans(Plans):
-    def __cinit__(self, rule):
+    def __cinit__(self, rule=None):
         self.rule = rule
 
 
@@ -208,37 +207,13 @@ cdef inline void _describe(Call* call, PyObject** args, size_t nargsf, PyObject*
     call.flat = False
 
 
-cdef PyObject* _call_unseen(
-    PjitFunction function, PyObject** args, size_t nargsf, PyObject* names
-) noexcept:
-    """Call through the recorder, for a signature that jaxlib knew before there was one."""
-    cdef PyObject* returned = _record(<PyObject*>function.recorder, args, nargsf, names)
-    if returned == NULL:
-        return NULL
-    result = (<tuple>returned)[0]
-    Py_DECREF(<object>returned)
-    Py_INCREF(result)
-    return <PyObject*>result
-
-
-cdef PyObject* _call_reference(
-    PjitFunction function, PyObject** args, size_t nargsf, PyObject* names
-) noexcept:
-    cdef JitPlans plans = function.plans
-    cdef int recorded = plans.recorded
-    cdef PyObject* result
-    result = PyObject_Vectorcall(<PyObject*>function.inner, args, nargsf, names)
-    if result != NULL and not recorded and not plans.recorded:
-        plans.unseen += 1
-    return result
-
-
 cdef int _miss(JitPlans plans, int reason) except -1:
     count_miss(_entry, reason)
     if reason == NOT_RECORDED:
         plans.missed += 1
         if plans.missed > SOME_MISSES:
             plans.skip = min(1 << (plans.missed - SOME_MISSES), MOST_SKIPPED)
+            plans.refusal = reason
             plans.missed = min(plans.missed, SOME_MISSES + 10)
     return 0
 
@@ -266,6 +241,185 @@ cdef PyObject* _call(
         if PyErr_Occurred() != NULL:
             return NULL
     _miss(plans, reason)
-    if context is not None and plans.unseen > 1 and not plans.recorded:
-        return _call_unseen(<PjitFunction>self, args, nargsf, names)
-    return _call_reference(<PjitFunction>self, args, nargsf, names)
+    return PyObject_Vectorcall(<PyObject*>(<PjitFunction>self).inner, args, nargsf, names)
+
+
+# --- Sharing and dropping plans ------------------------------------------------------------------
+
+# As in jaxlib, jitted functions of one function with the same options share what was compiled.
+cdef dict _shared = {}    # id of a function -> (weak reference to it, [(options, JitPlans)])
+cdef dict _caches = {}    # one of JAX's own caches of jaxlib -> ours, which the Recorders see filled
+
+
+cdef JitPlans _plans_for(dict state):
+    """The plans of the jitted functions with this state, as `__getstate__` gives it."""
+    cdef JitPlans plans
+    rule = None
+    if state["static_argnums"] or state["static_argnames"]:
+        rule = StaticRule(state["static_argnums"], state["static_argnames"])
+    plans = JitPlans(rule)
+    _all_plans.add(plans)
+    function = state.get("fun")
+    options = (
+        state["global_cache_key"], state["cache"], tuple(state["static_argnums"]),
+        tuple(state["static_argnames"]),
+    )
+    key = id(function)
+    try:
+        reference, known = _shared.setdefault(
+            key, (weakref.ref(function, lambda _: _shared.pop(key, None)), [])
+        )
+    except TypeError:    # cannot be referred to weakly: then nothing is shared
+        return plans
+    for other, found in known:
+        if other[1] is options[1] and other == options:
+            return found
+    known.append((options, plans))
+    return plans
+
+
+def _forget() -> None:
+    """Drop every plan, and have jaxlib ask the Recorders again."""
+    cdef JitPlans plans
+    for item in list(_all_plans):
+        _clear(<JitPlans>item)
+    for cache in _caches.values():
+        cache.clear()
+
+
+cdef int _clear(JitPlans plans) except -1:
+    plans.plans = []
+    plans.missed = plans.skip = plans.leave = plans.failures = 0
+    return 0
+
+
+on_forget(_forget)
+
+
+# --- The function --------------------------------------------------------------------------------
+
+cdef frozenset _own = frozenset((
+    "__call__", "__class_getitem__", "__eq__", "__ne__", "__hash__", "__get__", "__reduce__",
+    "__reduce_ex__", "__getstate__", "__setstate__", "clear_cache", "_clear_cache",
+))
+
+
+cdef class PjitFunction:
+    """A jitted function of the reference with plans in front of it.
+
+    It has the attributes of the function it holds, and is an instance of its class.
+    """
+
+    def __cinit__(self, original):
+        state = original.__getstate__()
+        self.vectorcall = <vectorcallfunc>_call
+        self.plans = _plans_for(state)
+        self.recorder = Recorder(state["cache_miss"], self.plans)
+        state["cache_miss"] = self.recorder
+        state["cache"] = _cache_beside(state["cache"])
+        self.inner = _reference_type.__new__(_reference_type)
+        self.inner.__setstate__(state)
+        vars(self.inner).update(vars(original))
+
+    def __getattribute__(self, name):
+        if name in _own:
+            return object.__getattribute__(self, name)
+        return getattr(self.inner, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.inner, name, value)
+
+    def __delattr__(self, name):
+        delattr(self.inner, name)
+
+    def __dir__(self):
+        return dir(self.inner)
+
+    def __get__(self, instance, owner):
+        return self if instance is None else PyMethod_New(self, instance)
+
+    def __repr__(self):
+        return repr(self.inner)
+
+    def __reduce_ex__(self, protocol):
+        return _plain(self).__reduce_ex__(protocol)
+
+    def __reduce__(self):
+        return _plain(self).__reduce__()
+
+    def __getstate__(self):
+        return _plain(self).__getstate__()
+
+    def _clear_cache(self):
+        _clear(self.plans)
+        self.inner._clear_cache()
+
+    def clear_cache(self):
+        _clear(self.plans)
+        self.inner.clear_cache()
+
+    # Found by whoever looks at the type alone.
+    @property
+    def lower(self):
+        """See `jax.stages.Wrapped.lower`."""
+
+    @property
+    def trace(self):
+        """See `jax.stages.Wrapped.trace`."""
+
+    @property
+    def eval_shape(self):
+        """See `jax.eval_shape`."""
+
+
+cdef object _plain(PjitFunction function):
+    """The reference's function as it would be without jaxmarshal."""
+    state = function.inner.__getstate__()
+    state["cache_miss"] = function.recorder.original
+    for theirs, ours in _caches.items():
+        if ours is state["cache"]:
+            state["cache"] = theirs
+    plain = _reference_type.__new__(_reference_type)
+    plain.__setstate__(state)
+    vars(plain).update(vars(function.inner))
+    return plain
+
+
+cdef object _cache_beside(object cache):
+    """For one of JAX's global caches of jaxlib a cache of ours, and otherwise the cache itself."""
+    if cache not in _reference.jit_caches:
+        return cache
+    found = _caches.get(cache)
+    if found is None:
+        found = _caches.setdefault(cache, type(cache)(cache.capacity()))
+    return found
+
+
+jm_use_vectorcall(
+    <PyTypeObject*>Recorder, <Py_ssize_t><void*>&(<Recorder><void*>NULL).vectorcall
+)
+jm_use_vectorcall(
+    <PyTypeObject*>PjitFunction, <Py_ssize_t><void*>&(<PjitFunction><void*>NULL).vectorcall
+)
+
+
+# --- Entry points --------------------------------------------------------------------------------
+
+def cpp_pjit(*args, **kwargs):
+    """`jax._src.pjit._cpp_pjit`: the jitted function for a function and its parsed options."""
+    return accelerate(_cpp_pjit(*args, **kwargs))
+
+
+def accelerate(function):
+    """The accelerated function for one of the reference's; anything else as it is."""
+    if type(function) is not _reference_type:
+        return function
+    return PjitFunction(function)
+
+
+def jit(*args, **kwargs):
+    """`jax.jit`."""
+    made = _reference_jit(*args, **kwargs)
+    if args or "fun" in kwargs:
+        return accelerate(made)
+    return lambda fun: accelerate(made(fun))
