@@ -21,6 +21,10 @@ cdef class Context:
 # Needs the GIL; returns an owned reference; raises only what JAX's state raises.
 cdef Context current_context(int* reason)
 
+# The same for a compiled executable, which depends neither on the default backend nor on listeners
+# when it runs.
+cdef Context running_context(int* reason)
+
 # Is the value of a configuration state on this thread the object `expected`?
 cdef bint state_is(object state, object expected) except -1
 

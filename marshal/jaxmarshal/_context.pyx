@@ -106,14 +106,27 @@ cdef bint state_is(object state, object expected) except -1:
     return state.value is expected
 
 
+cdef tuple _words(int* reason):
+    """The current trace context, or None while a trace or a profile is in progress."""
+    if not state_is(_current_trace, _eval_trace):
+        reason[0] = TRACE
+        return None
+    if PyObject_CallNoArgs(_profiling) is not False:
+        reason[0] = PROFILER
+        return None
+    return <tuple>PyObject_CallNoArgs(_trace_context)
+
+
+cdef Context _plain(Context context, int* reason):
+    reason[0] = HIT if context.plain else <int>CONTEXT
+    return context if context.plain else None
+
+
 cdef Context current_context(int* reason):
     cdef PyObject* backend
     cdef PyObject* listener
     cdef tuple words
     cdef Context context = _last
-    if not state_is(_current_trace, _eval_trace):
-        reason[0] = TRACE
-        return None
     backend = jm_dict_value(_bridge, "_default_backend", &_backend_position)
     if backend == NULL or backend == <PyObject*>None:
         reason[0] = NO_BACKEND
@@ -122,21 +135,29 @@ cdef Context current_context(int* reason):
     if listener == NULL or listener != <PyObject*>None:
         reason[0] = LISTENER
         return None
-    if PyObject_CallNoArgs(_profiling) is not False:
-        reason[0] = PROFILER
+    words = _words(reason)
+    if words is None:
         return None
-    words = <tuple>PyObject_CallNoArgs(_trace_context)
     if context is None or <PyObject*>context.backend != backend:
         if context is not None:
             forget()
         context = _find(words, <object>backend)
     elif not _same_words(context, words):
         context = _find(words, <object>backend)
-    if not context.plain:
-        reason[0] = CONTEXT
+    return _plain(context, reason)
+
+
+cdef Context running_context(int* reason):
+    cdef Context context = _last
+    cdef tuple words
+    if context is None:
+        return current_context(reason)
+    words = _words(reason)
+    if words is None:
         return None
-    reason[0] = HIT
-    return context
+    if not _same_words(context, words):
+        return current_context(reason)
+    return _plain(context, reason)
 
 
 cdef bint transfers_unguarded(bint host, bint device) except -1:

@@ -16,7 +16,7 @@ from jaxmarshal._call cimport Call, describe_call, flatten_call, match_call, try
 from jaxmarshal._classify cimport (
     JM_OTHER, classify, jm_kind_is_argument, jm_kind_is_host, kind_of_unknown
 )
-from jaxmarshal._context cimport Context, current_context, post_hook_is_set
+from jaxmarshal._context cimport Context, running_context, post_hook_is_set
 from jaxmarshal._counters cimport counters
 from jaxmarshal._intake cimport jm_intake
 from jaxmarshal._make_plan cimport make_plan, record_host_arguments
@@ -77,7 +77,7 @@ cdef Context context_for_execution(Plans plans, int* reason):
     if post_hook_is_set():
         reason[0] = HOOK
         return None
-    return current_context(reason)
+    return running_context(reason)
 
 
 cdef inline object _owned(PyObject* result):

@@ -14,8 +14,8 @@ from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init
 from jaxmarshal._call cimport (
     Call, StaticRule, describe_call, flatten_call, try_plans
 )
-from jaxmarshal._context cimport Context, current_context, on_forget, post_hook_is_set, state_is
-from jaxmarshal._counters cimport counters
+from jaxmarshal._context cimport Context, running_context, on_forget, post_hook_is_set, state_is
+from jaxmarshal._counters cimport JM_DEBUG, counters
 from jaxmarshal._execute cimport is_better_in_cpp, probe_plans
 from jaxmarshal._make_plan cimport complete_plan, draft_plan, record_host_arguments
 from jaxmarshal._plan cimport PLANS_PER_OWNER, Plan, set_results
@@ -55,7 +55,7 @@ cdef enum:
 cdef object _reference_type = _reference.PjitFunction
 cdef object _cpp_pjit = _reference.cpp_pjit
 cdef object _reference_jit = _reference.jit
-cdef object _array_handler = _reference.array_result_handler
+cdef object _result_handler = _reference.result_handler
 cdef tuple _states = _reference.jit_key_states
 cdef int _entry = entry_number("jit")
 cdef object _all_plans = weakref.WeakSet()
@@ -78,7 +78,7 @@ cdef Context _jit_context(int* reason):
     if post_hook_is_set():
         reason[0] = HOOK
         return None
-    context = current_context(reason)
+    context = running_context(reason)
     if context is None:
         return None
     inner = context.for_jit
@@ -122,7 +122,7 @@ cdef bint _complete(Plan plan, jm_table* table, tuple returned, int* reason) exc
     if any([wanted is not None for wanted in data.in_device_local_layouts]):
         return False
     handlers = [
-        _array_handler(aval, sharding, committed=committed, _skip_checks=True)
+        _result_handler(aval, sharding, committed)
         for aval, sharding, committed in zip(
             data.out_avals, data.out_shardings, data.out_committed, strict=True
         )
@@ -145,6 +145,8 @@ cdef int _keep(JitPlans plans, Plan plan, jm_table* table, object returned, int 
         if plan is not None and not _complete(plan, table, returned, &reason):
             plan = None
     except Exception:
+        if JM_DEBUG:
+            raise
         plan = None
     if plan is None:
         plans.refusal = reason
@@ -230,7 +232,8 @@ cdef PyObject* _call(
         plans.skip -= 1
         entries[_entry].misses[plans.refusal] += 1
         return PyObject_Vectorcall(<PyObject*>(<PjitFunction>self).inner, args, nargsf, names)
-    context = _jit_context(&reason)
+    reason = NOT_RECORDED
+    context = _jit_context(&reason) if plans.plans else None
     if context is not None:
         _describe(&call, args, nargsf, names)
         result = (<try_function>try_plans)(plans, context, &call, &reason)

@@ -32,6 +32,7 @@ cdef class Plan:
     cdef object execute         # bound method of the loaded executable
     cdef list handlers          # of the results
     cdef Structure results      # of the tree of results; empty for a flat list
+    cdef bint single            # it is one leaf
     cdef object unflatten       # where only JAX can build that tree: makes it of the list, or None
 
 # The plans of one owner, the most recently recorded first.

@@ -29,7 +29,7 @@ from jaxmarshal._records cimport (
 from jaxmarshal._stats cimport (
     AVAL, COMMITTED, DELETED, GUARD, HIT, KEY_ARRAY, LAYOUT, NOT_RECORDED, SHARDING
 )
-from jaxmarshal._tree cimport free_structure, init_structure, rebuild, record_treedef
+from jaxmarshal._tree cimport LEAVES, free_structure, init_structure, rebuild, record_treedef
 
 from jaxmarshal import _reference
 
@@ -436,7 +436,9 @@ cdef PyObject* run(Plan plan, jm_intake* intake) except? NULL:
 
 cdef PyObject* build_results(Plan plan, PyObject* results) except NULL:
     cdef object built
-    if plan.unflatten is not None:
+    if plan.single:
+        built = <object>jm_list_items(<object>results)[0]
+    elif plan.unflatten is not None:
         built = plan.unflatten(<object>results)
     else:
         built = rebuild(&plan.results, jm_list_items(<object>results), sizeof(void*))
@@ -450,4 +452,5 @@ cdef bint set_results(Plan plan, object treedef) except -1:
         return False
     if not record_treedef(treedef, &plan.results):
         plan.unflatten = treedef.unflatten
+    plan.single = plan.results.count == 1 and plan.results.steps[0].op == LEAVES
     return True

@@ -153,7 +153,6 @@ jit: Callable[..., Any] = jax.jit
 cpp_pjit = _lookup("jax._src.pjit", "_cpp_pjit")
 PjitFunction = _lookup("jaxlib._jax", "PjitFunction")
 FastpathData = _lookup("jax._src.interpreters.pxla", "MeshExecutableFastpathData")
-array_result_handler = _lookup("jaxlib._jax", "array_result_handler")
 #: JAX's caches of what its jitted functions compiled.
 jit_caches: tuple[Any, ...] = (
     _lookup("jax._src.pjit", "_cpp_pjit_cache_fun_only"),
@@ -192,7 +191,7 @@ HAVE_EXECUTE: bool = _have(
     physical_sharding, debug_key_reuse, collect_garbage, flags=("HAVE_DEVICE_PUT",),
 )
 HAVE_JIT: bool = _have(
-    "HAVE_JIT", cpp_pjit, PjitFunction, FastpathData, array_result_handler, *jit_caches,
+    "HAVE_JIT", cpp_pjit, PjitFunction, FastpathData, *jit_caches,
     *jit_key_states, flags=("HAVE_EXECUTE",),
 )
 HAVE_LAYOUT_PROBE: bool = _have(
