@@ -1,6 +1,6 @@
 """jaxmarshal: an accelerated argument path for JAX, with the reference's own results.
 
-`install()` puts it under an existing program; `device_put` and `dispatch` are usable without.
+`install()` puts it under an existing program; `device_put`, `jit` and `dispatch` are usable without.
 JAX's own code stays the slow path: whatever is not recognised goes there unchanged.
 """
 
@@ -9,7 +9,7 @@ from jaxmarshal._events import publish
 from jaxmarshal._explain import Explanation, explain
 from jaxmarshal._install import install, installed, uninstall
 from jaxmarshal._version import __version__
-from jaxmarshal.api import device_put, get_include, reset_stats, stats
+from jaxmarshal.api import device_put, get_include, jit, reset_stats, stats
 
 __all__ = [
     "Explanation",
@@ -20,6 +20,7 @@ __all__ = [
     "get_include",
     "install",
     "installed",
+    "jit",
     "publish",
     "reset_stats",
     "stats",

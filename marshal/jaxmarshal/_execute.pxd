@@ -8,9 +8,16 @@ from jaxmarshal._plan cimport Plans
 # The current context if an executable may run without the reference looking on; None with a reason.
 cdef Context context_for_execution(Plans plans, int* reason)
 
+# How many jitted functions are being compiled for the first time and will run what they compiled by
+# way of these entry points, once: nothing is recorded of that.
+cdef int compiling
+
 # Does jaxlib's C++ call, which makes no array objects of host arguments, cost less?
 cdef bint is_better_in_cpp(jm_table* table) noexcept
 
 # What the plans of an owner would do: (reason, argument, recorded word, found word). The reason is
 # TREE where none has the call's structure.
 cdef tuple probe_plans(Plans plans, Context context, Call* call)
+
+# Describe a call of a function with these arguments; returns what keeps its pointers alive.
+cdef tuple gather(Call* call, tuple args, dict kwargs)

@@ -132,7 +132,11 @@ cdef object _call_flat(object owner, tuple args, int entry, object reference):
     cdef PyObject* results
     cdef int reason = HIT, refused
     cdef Plans plans = plans_of(owner)
-    cdef Context context = context_for_execution(plans, &reason)
+    cdef Context context
+    if plans is None and compiling:
+        reason = NOT_RECORDED
+    else:
+        context = context_for_execution(plans, &reason)
     if reason:
         count_miss(entry, reason)
         return reference(owner, *args)
@@ -237,8 +241,7 @@ cdef object _call_prepared(object compiled, tuple args, dict kwargs):
     return PyObject_Call(call, args, <PyObject*>kwargs if kwargs else NULL)
 
 
-cdef tuple _gather(Call* call, tuple args, dict kwargs):
-    """Describe a call; returns what keeps its pointers alive."""
+cdef tuple gather(Call* call, tuple args, dict kwargs):
     cdef tuple values = args, names = None
     call.n = len(args)
     call.names = NULL
@@ -264,7 +267,7 @@ def compiled_call(self, *args, **kwargs):
     if reason:
         count_miss(_compiled_entry, reason)
         return _call_prepared(self, args, kwargs)
-    _alive = _gather(&call, args, kwargs)
+    _alive = gather(&call, args, kwargs)
     if plans is not None:
         found = try_plans(plans, context, &call, &reason)
         if found != NULL:
@@ -346,7 +349,7 @@ def probe_compiled(compiled, tuple args, dict kwargs):
     cdef Call call
     cdef int reason, refused
     cdef Py_ssize_t index
-    cdef tuple answer, _alive = _gather(&call, args, kwargs)
+    cdef tuple answer, _alive = gather(&call, args, kwargs)
     cdef Plans plans = plans_of(compiled)
     cdef Context context = context_for_execution(None, &reason)
     if reason:

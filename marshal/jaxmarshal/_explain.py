@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxmarshal import _device_put, _execute, _install, _reference, api
+from jaxmarshal import _device_put, _execute, _install, _jit, _reference, api
 from jaxmarshal.reasons import REASONS
 
 
@@ -84,6 +84,20 @@ def _leaf(index: int, tree: Any, names: tuple[str, ...]) -> str | None:
     return paths[index] if 0 <= index < len(paths) else None
 
 
+def _leaf_of_jitted(
+    f: Any, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    """The same for the arguments of a jitted function that are not static."""
+    numbers, names = _jit.static_arguments(f)
+    dynamic = {
+        f"args[{i}]": x
+        for i, x in enumerate(args)
+        if i not in numbers and i - len(args) not in numbers
+    }
+    dynamic |= {f"kwargs[{name!r}]": kwargs[name] for name in sorted(kwargs) if name not in names}
+    return _leaf(index, tuple(dynamic.values()), tuple(dynamic))
+
+
 def _unwrap(
     f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -101,8 +115,8 @@ def explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """Say whether `f(*args, **kwargs)` would take the fast path; nothing is executed.
 
     Args:
-      f: `device_put` (JAX's or jaxmarshal's) or the result of `jit(...).lower(...).compile()`,
-        also as a `functools.partial`.
+      f: `device_put` (JAX's or jaxmarshal's), a jitted function, or the result of
+        `jit(...).lower(...).compile()`, also as a `functools.partial`.
       *args: the positional arguments of the call.
       **kwargs: its keyword arguments.
 
@@ -124,10 +138,15 @@ def explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         leaf = _leaf(index, (args, kwargs), ("args", "kwargs"))
         installed = "compiled_call" in _install.installed_names()
         return _answer("compiled_call", code, leaf, recorded, found, installed)
+    if _jit.is_jitted(f):
+        code, index, recorded, found = _jit.probe(f, args, kwargs)
+        leaf = _leaf_of_jitted(f, index, args, kwargs)
+        return _answer("jit", code, leaf, recorded, found, True)
     return Explanation(
         False,
         None,
         "unknown_function",
         "jaxmarshal has no fast path for this function.",
-        "Ask about device_put or a function compiled ahead of time.",
+        "Ask about device_put, a function of jaxmarshal.jit (or of jax.jit, made while jaxmarshal "
+        "is installed), or a function compiled ahead of time.",
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from jaxmarshal import _device_put, _execute, _reference, api
+from jaxmarshal import _device_put, _execute, _jit, _reference, api
 
 logger = logging.getLogger("jaxmarshal")
 
@@ -111,6 +111,8 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         _reference.ResultsHandler,
         "__call__",
     ),
+    # All that `jax.jit` and `jax.pjit` do with a function goes through this one.
+    EntryPoint("jit", _reference.cpp_pjit, _jit.cpp_pjit, _reference.HAVE_JIT, "HAVE_JIT"),
 )
 
 _lock = threading.RLock()
@@ -178,6 +180,7 @@ def _apply() -> None:
         elif entry.name in _installed - held:
             _replace(entry, entry.accelerated, entry.original)
             _installed.discard(entry.name)
+    _jit.use_installed("jit" in _installed)
 
 
 def install(only: str | Iterable[str] | None = None) -> None:

@@ -24,6 +24,7 @@ cdef class Recorder:
 # Behaves as the jitted function it holds.
 cdef class PjitFunction:
     cdef vectorcallfunc vectorcall
+    cdef bint by_install     # made because jaxmarshal was installed
     cdef object inner        # the reference's jitted function, with a Recorder
     cdef Recorder recorder
     cdef JitPlans plans

@@ -16,12 +16,15 @@ from jaxmarshal._call cimport (
 )
 from jaxmarshal._context cimport Context, running_context, on_forget, post_hook_is_set, state_is
 from jaxmarshal._counters cimport JM_DEBUG, counters
-from jaxmarshal._execute cimport is_better_in_cpp, probe_plans
+from jaxmarshal._classify cimport jm_kind_is_argument
+from jaxmarshal cimport _execute
+from jaxmarshal._execute cimport gather, is_better_in_cpp, probe_plans
 from jaxmarshal._make_plan cimport complete_plan, draft_plan, record_host_arguments
 from jaxmarshal._plan cimport PLANS_PER_OWNER, Plan, set_results
-from jaxmarshal._records cimport records_of
+from jaxmarshal._records cimport REFUSED, records_of
 from jaxmarshal._stats cimport (
-    EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, count_miss, entries, entry_number
+    EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, count_miss, entries, entry_number,
+    reason_is_about_a_kind
 )
 from jaxmarshal._tree cimport Structure, free_structure, init_structure
 
@@ -59,6 +62,7 @@ cdef object _result_handler = _reference.result_handler
 cdef tuple _states = _reference.jit_key_states
 cdef int _entry = entry_number("jit")
 cdef object _all_plans = weakref.WeakSet()
+cdef bint _installed = False
 
 
 # --- The context ---------------------------------------------------------------------------------
@@ -181,7 +185,9 @@ cdef PyObject* _record(
     _describe(&call, args, nargsf, names)
     jm_table_init(&table, &counters)
     plan = _draft(plans, &call, context, &table, &reason)
+    _execute.compiling += 1
     returned = PyObject_Vectorcall(<PyObject*>recorder.original, args, nargsf, names)
+    _execute.compiling -= 1
     if returned != NULL:
         _keep(plans, plan, &table, <object>returned, reason)
     jm_table_free(&table)
@@ -228,6 +234,8 @@ cdef PyObject* _call(
     cdef Call call
     cdef PyObject* result
     cdef int reason
+    if (<PjitFunction>self).by_install and not _installed:
+        return PyObject_Vectorcall(<PyObject*>(<PjitFunction>self).inner, args, nargsf, names)
     if plans.skip:
         plans.skip -= 1
         entries[_entry].misses[plans.refusal] += 1
@@ -408,21 +416,90 @@ jm_use_vectorcall(
 
 # --- Entry points --------------------------------------------------------------------------------
 
-def cpp_pjit(*args, **kwargs):
-    """`jax._src.pjit._cpp_pjit`: the jitted function for a function and its parsed options."""
-    return accelerate(_cpp_pjit(*args, **kwargs))
+def accelerate(function, bint by_install=False):
+    """The accelerated function for one of the reference's; anything else as it is.
 
-
-def accelerate(function):
-    """The accelerated function for one of the reference's; anything else as it is."""
+    One that is made because jaxmarshal is installed is the reference's again when it no longer is.
+    """
+    cdef PjitFunction accelerated
     if type(function) is not _reference_type:
         return function
-    return PjitFunction(function)
+    accelerated = PjitFunction(function)
+    accelerated.by_install = by_install
+    return accelerated
+
+
+def use_installed(bint installed):
+    """Say whether functions that were made because jaxmarshal is installed may use their plans."""
+    global _installed
+    _installed = installed
+
+
+def cpp_pjit(*args, **kwargs):
+    """`jax._src.pjit._cpp_pjit`: the jitted function for a function and its parsed options."""
+    return accelerate(_cpp_pjit(*args, **kwargs), True)
 
 
 def jit(*args, **kwargs):
     """`jax.jit`."""
     made = _reference_jit(*args, **kwargs)
-    if args or "fun" in kwargs:
-        return accelerate(made)
-    return lambda fun: accelerate(made(fun))
+    return accelerate(made) if args else lambda fun: accelerate(made(fun))
+
+
+# --- Asking without running ----------------------------------------------------------------------
+
+cdef int _refusal(JitPlans plans, Call* call, Context context, Py_ssize_t* index) except -1:
+    """Why no plan can be made for these arguments, and which one is in the way; or HIT."""
+    cdef jm_table table
+    cdef int reason
+    cdef Py_ssize_t i
+    index[0] = -1
+    jm_table_init(&table, &counters)
+    try:
+        if _draft(plans, call, context, &table, &reason) is not None:
+            return HIT
+        for i in range(table.count):
+            if table.slots[i].action == REFUSED or not jm_kind_is_argument(table.slots[i].kind):
+                index[0] = i
+                return reason
+        if reason_is_about_a_kind(reason):
+            index[0] = table.count    # flattening went no further
+        return reason
+    finally:
+        jm_table_free(&table)
+
+
+def probe(function, tuple args, dict kwargs):
+    """What `function(*args, **kwargs)` would do: (reason, argument, recorded word, found word).
+
+    The argument is a number in the order of the leaves of arguments that are not static, or -1.
+    """
+    cdef Call call
+    cdef Py_ssize_t index
+    cdef int reason = NOT_RECORDED
+    cdef JitPlans plans = (<PjitFunction?>function).plans
+    cdef Context context = _jit_context(&reason)
+    cdef tuple answer, _alive
+    if context is None:
+        return (reason, -1, None, None)
+    _alive = gather(&call, args, kwargs)
+    answer = probe_plans(plans, context, &call)
+    if answer[0] != TREE and answer[0] != NOT_RECORDED:
+        return answer
+    reason = _refusal(plans, &call, context, &index)
+    if reason == HIT and not plans.plans and plans.refusal != NOT_RECORDED:
+        reason = plans.refusal
+    return (reason, index, None, None) if reason else answer
+
+
+def static_arguments(function):
+    """The positions and names of a jitted function's static arguments."""
+    cdef JitPlans plans = (<PjitFunction?>function).plans
+    if plans.rule is None:
+        return (frozenset(), frozenset())
+    return (plans.rule.numbers, plans.rule.names)
+
+
+def is_jitted(function) -> bool:
+    """Is it one of the functions that `jit` makes here?"""
+    return type(function) is PjitFunction

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jaxmarshal import _context, _device_put, _reference, _shard_args, _stats
+from jaxmarshal import _context, _device_put, _jit, _reference, _shard_args, _stats
 
-__all__ = ["clear", "device_put", "get_include", "reset_stats", "stats"]
+__all__ = ["clear", "device_put", "get_include", "jit", "reset_stats", "stats"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -61,6 +61,9 @@ shard_args = _choose(_shard_args.shard_args, _reference.shard_args, "shard_args"
 batched_device_put = _choose(
     _shard_args.batched_device_put, _reference.pxla_batched_device_put, "batched_device_put"
 )
+
+# It hands every argument on.
+jit: Any = _dress(_jit.jit, _reference.jit, "jit", "jaxmarshal")
 
 
 def stats() -> dict[str, dict[str, Any]]:
