@@ -14,6 +14,7 @@ cdef class Context:
     cdef readonly bint plain   # no trace in progress, one process
     cdef object device_put_records    # what was recorded for `device_put`, or None
     cdef object shard_args_records    # what was recorded for `shard_args`, or None
+    cdef dict operations              # primitives with parameters, to what runs them, or None
     cdef Context for_jit              # this one with the states that jitted functions add, or None
 
 # The current context, or None where the reference must decide: a trace in progress, no backend yet,

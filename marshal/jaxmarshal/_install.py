@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from jaxmarshal import _device_put, _execute, _jit, _reference, api
+from jaxmarshal import _device_put, _eager, _execute, _jit, _reference, api
 
 logger = logging.getLogger("jaxmarshal")
 
@@ -110,6 +110,22 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         "HAVE_RESULTS_HANDLER",
         _reference.ResultsHandler,
         "__call__",
+    ),
+    EntryPoint(
+        "xla_primitive_callable",
+        _reference.xla_primitive_callable,
+        _eager.xla_primitive_callable,
+        _reference.HAVE_EAGER,
+        "HAVE_EAGER",
+    ),
+    EntryPoint(
+        "bind",
+        _reference.primitive_bind,
+        _eager.bind,
+        _reference.HAVE_EAGER,
+        "HAVE_EAGER",
+        _reference.Primitive,
+        "bind",
     ),
     # All that `jax.jit` and `jax.pjit` do with a function goes through this one.
     EntryPoint("jit", _reference.cpp_pjit, _jit.cpp_pjit, _reference.HAVE_JIT, "HAVE_JIT"),

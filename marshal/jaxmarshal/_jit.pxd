@@ -3,10 +3,9 @@
 from cpython.object cimport PyObject
 
 from jaxmarshal._call cimport StaticRule
+from jaxmarshal._context cimport Context
+from jaxmarshal._method cimport vectorcallfunc
 from jaxmarshal._plan cimport Plans
-
-cdef extern from *:
-    ctypedef PyObject* (*vectorcallfunc)(PyObject*, PyObject**, size_t, PyObject*) noexcept
 
 # The plans of all jitted functions that share a cache of jaxlib: same function, same options.
 cdef class JitPlans(Plans):
@@ -29,3 +28,7 @@ cdef class PjitFunction:
     cdef Recorder recorder
     cdef JitPlans plans
     cdef object __weakref__
+
+# The current context with the states that jitted functions depend on and it lacks; None with a
+# reason where the reference must decide.
+cdef Context jit_context(int* reason)

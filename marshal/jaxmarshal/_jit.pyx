@@ -20,6 +20,7 @@ from jaxmarshal._classify cimport jm_kind_is_argument
 from jaxmarshal cimport _execute
 from jaxmarshal._execute cimport gather, is_better_in_cpp, probe_plans
 from jaxmarshal._make_plan cimport complete_plan, draft_plan, record_host_arguments
+from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, jm_use_vectorcall
 from jaxmarshal._plan cimport PLANS_PER_OWNER, Plan, set_results
 from jaxmarshal._records cimport REFUSED, records_of
 from jaxmarshal._stats cimport (
@@ -31,20 +32,6 @@ from jaxmarshal._tree cimport Structure, free_structure, init_structure
 from jaxmarshal import _reference
 
 cdef extern from *:
-    """
-    /* Have objects of a type be called by the function they hold at `offset`. */
-    static inline void jm_use_vectorcall(PyTypeObject *type, Py_ssize_t offset) {
-        type->tp_vectorcall_offset = offset;
-        type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
-        type->tp_call = PyVectorcall_Call;
-        PyType_Modified(type);
-    }
-    """
-    void jm_use_vectorcall(PyTypeObject* type, Py_ssize_t offset) noexcept
-    PyObject* PyObject_Vectorcall(
-        PyObject* function, PyObject** args, size_t nargsf, PyObject* names
-    ) noexcept
-    Py_ssize_t PyVectorcall_NARGS(size_t nargsf) noexcept
     PyObject* PyErr_Occurred() noexcept
     object PyMethod_New(object function, object self)
 
@@ -76,7 +63,7 @@ cdef bint _same_states(Context context) except -1:
     return True
 
 
-cdef Context _jit_context(int* reason):
+cdef Context jit_context(int* reason):
     """The current context with the states that jitted functions depend on and it lacks."""
     cdef Context inner, context
     if post_hook_is_set():
@@ -179,7 +166,7 @@ cdef PyObject* _record(
     if plans.leave:
         plans.leave -= 1
     else:
-        context = _jit_context(&reason)
+        context = jit_context(&reason)
     if context is None:
         return PyObject_Vectorcall(<PyObject*>recorder.original, args, nargsf, names)
     _describe(&call, args, nargsf, names)
@@ -241,7 +228,7 @@ cdef PyObject* _call(
         entries[_entry].misses[plans.refusal] += 1
         return PyObject_Vectorcall(<PyObject*>(<PjitFunction>self).inner, args, nargsf, names)
     reason = NOT_RECORDED
-    context = _jit_context(&reason) if plans.plans else None
+    context = jit_context(&reason) if plans.plans else None
     if context is not None:
         _describe(&call, args, nargsf, names)
         result = (<try_function>try_plans)(plans, context, &call, &reason)
@@ -407,10 +394,11 @@ cdef object _cache_beside(object cache):
 
 
 jm_use_vectorcall(
-    <PyTypeObject*>Recorder, <Py_ssize_t><void*>&(<Recorder><void*>NULL).vectorcall
+    <PyTypeObject*>Recorder, <Py_ssize_t><void*>&(<Recorder><void*>NULL).vectorcall, False
 )
 jm_use_vectorcall(
-    <PyTypeObject*>PjitFunction, <Py_ssize_t><void*>&(<PjitFunction><void*>NULL).vectorcall
+    <PyTypeObject*>PjitFunction, <Py_ssize_t><void*>&(<PjitFunction><void*>NULL).vectorcall,
+    False,
 )
 
 
@@ -478,7 +466,7 @@ def probe(function, tuple args, dict kwargs):
     cdef Py_ssize_t index
     cdef int reason = NOT_RECORDED
     cdef JitPlans plans = (<PjitFunction?>function).plans
-    cdef Context context = _jit_context(&reason)
+    cdef Context context = jit_context(&reason)
     cdef tuple answer, _alive
     if context is None:
         return (reason, -1, None, None)

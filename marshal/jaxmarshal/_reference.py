@@ -170,6 +170,17 @@ jit_key_states: tuple[Any, ...] = tuple(
 if "device_context" not in _JIT_KEY_STATES:
     jit_key_states += (_lookup("jax._src.mesh", "device_context"),)
 
+# --- Operations one by one -----------------------------------------------------------------------
+Primitive = _lookup("jax._src.core", "Primitive")
+primitive_bind = _lookup("jax._src.core", "Primitive.bind")
+xla_primitive_callable = _lookup("jax._src.dispatch", "xla_primitive_callable")
+apply_primitive = _lookup("jax._src.dispatch", "apply_primitive")
+#: Types of parameters that are programs; the newest JAX has one of them.
+jaxpr_types: tuple[type, ...] = tuple(
+    getattr(jax._src.core, name) for name in ("Jaxpr", "ClosedJaxpr")
+    if hasattr(jax._src.core, name)
+)
+
 # --- Switches that `python -m jaxmarshal run` offers ---------------------------------------------
 set_tracebacks_enabled = _lookup("jaxlib._jax", "set_tracebacks_enabled")
 
@@ -193,6 +204,10 @@ HAVE_EXECUTE: bool = _have(
 HAVE_JIT: bool = _have(
     "HAVE_JIT", cpp_pjit, PjitFunction, FastpathData, *jit_caches,
     *jit_key_states, flags=("HAVE_EXECUTE",),
+)
+HAVE_EAGER: bool = _have(
+    "HAVE_EAGER", Primitive, primitive_bind, xla_primitive_callable, apply_primitive,
+    flags=("HAVE_JIT",),
 )
 HAVE_LAYOUT_PROBE: bool = _have(
     "HAVE_LAYOUT_PROBE", ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put,

@@ -1,0 +1,26 @@
+"""Methods in C."""
+
+from functools import update_wrapper
+
+from cpython.object cimport PyObject, PyTypeObject
+
+cdef extern from *:
+    object PyMethod_New(object function, object self)
+
+
+cdef class Method:
+    """One of the reference's methods, accelerated."""
+
+    def __get__(self, instance, owner):
+        return self if instance is None else PyMethod_New(self, instance)
+
+
+cdef Method make_method(vectorcallfunc implementation, object reference):
+    cdef Method method = Method()
+    method.implementation = implementation
+    return update_wrapper(method, reference) if reference is not None else method
+
+
+jm_use_vectorcall(
+    <PyTypeObject*>Method, <Py_ssize_t><void*>&(<Method><void*>NULL).implementation, True
+)
