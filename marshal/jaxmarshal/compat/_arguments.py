@@ -24,9 +24,9 @@ def arg_spec(x: Any) -> ArgSpec:
 
 
 def _bound_device(x: Any) -> Any:
-    if type(x) is not _reference.ArrayImpl:
+    if not isinstance(x, jax.Array):
         return getattr(x, "_device", None)
-    if not x.committed:
+    if isinstance(x, jax.core.Tracer) or not x.committed:
         return None
     devices = x.devices()
     return next(iter(devices)) if len(devices) == 1 else None

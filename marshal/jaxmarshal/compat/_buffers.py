@@ -36,7 +36,7 @@ def _host_array(x: Any) -> Any:
     if getattr(x, "dtype", None) == jax.dtypes.float0:
         return x
     canonical = _reference.canonicalize_value(x)
-    return np.asarray(canonical, getattr(canonical, "dtype", None))
+    return np.asarray(x, getattr(canonical, "dtype", None))
 
 
 def _canonicalize(x: Any) -> Any:
@@ -52,6 +52,8 @@ def _canonicalize(x: Any) -> Any:
 
 def put_by_handler(x: Any, device: Any) -> tuple[Any, ...]:
     """`device_put` by way of the table."""
+    if type(x) is np.ndarray and device_put_handlers.get(np.ndarray) is _device_put_array:
+        return _device_put_array(x, device)    # which sees to the dtype, and records the transfer
     x = _canonicalize(x)
     handler = device_put_handlers.get(type(x))
     if handler is None:

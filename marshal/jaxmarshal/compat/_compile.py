@@ -140,7 +140,7 @@ def compile_or_get_cached(backend: Any, computation: Any, compile_options: Any) 
     """
     _reference.need("HAVE_COMPILE")
     module = None if isinstance(computation, str) or _is_hlo(computation) else computation
-    if _reference.HAVE_CACHE and _reference.is_cache_used(backend):
+    if _has_cache(backend):
         text = _reference.mlir_of_hlo(computation) if _is_hlo(computation) else computation
         module = _reference.parse_module(text) if module is None else module
         devices = _devices_of(backend, compile_options)
@@ -151,6 +151,13 @@ def compile_or_get_cached(backend: Any, computation: Any, compile_options: Any) 
     if FLAGS.jax_dump_ir_to:
         _dump_ir_to_file(*_name_and_text(computation, module))
     return backend_compile(backend, computation, compile_options)
+
+
+def _has_cache(backend: Any) -> bool:
+    """Is there a persistent cache for this backend?"""
+    if not _reference.HAVE_CACHE or not jax.config.jax_compilation_cache_dir:
+        return False
+    return _reference.is_cache_used(backend)
 
 
 def _name_and_text(computation: Any, module: Any) -> tuple[str, str]:
