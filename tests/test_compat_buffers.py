@@ -395,7 +395,7 @@ def test_transfer_guard():
     x = np.arange(3, dtype=np.float32)
     for _ in range(2):
         dispatch.device_put(x)
-    with jax.transfer_guard("disallow_explicit"), pytest.raises(Exception, match="[Dd]isallowed"):
+    with jax.transfer_guard("disallow_explicit"), pytest.raises(Exception, match=r"[Dd]isallowed"):
         dispatch.device_put(x)
 
 

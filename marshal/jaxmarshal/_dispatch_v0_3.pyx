@@ -42,7 +42,7 @@ cdef bint _replaced = False        # has the user put another function in the pl
 
 
 def bind_put(dict handlers, object put_by_handler) -> None:
-    """Take over the table of handlers as it is, and the function that `device_put` falls back on."""
+    """Take over the table of handlers as it is, and what `device_put` falls back on."""
     global _handlers, _first_handlers, _put_by_handler
     _handlers = handlers
     _first_handlers = dict(handlers)
@@ -50,7 +50,7 @@ def bind_put(dict handlers, object put_by_handler) -> None:
     _put_by_handler = put_by_handler
 
 
-def first_handler(cls: type) -> object:
+def first_handler(object cls) -> object:
     """What the table held for a type at first, if that has a fast way, or None."""
     return _first_handlers.get(cls)
 
@@ -78,8 +78,8 @@ cdef bint _have_first_handlers(tuple args) noexcept:
         if type(x) is _array_type:
             if not arrays:
                 return False
-        elif not _has_first_handler(type(x)):
-            return False
+        elif not (_has_first_handler(type(x)) and _has_first_handler(_ndarray)):
+            return False    # numbers become numpy arrays on their way
     return True
 
 

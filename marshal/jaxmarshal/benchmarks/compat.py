@@ -54,9 +54,11 @@ def _call(count: int) -> Sides:
 
 def dispatch_v0_3_cases() -> Iterator[Case]:
     """`jaxmarshal.compat.dispatch_v0_3`: one buffer, and calls of a compiled computation."""
-    entry = "dispatch_v0_3.device_put"
-    yield Case("device_put of np f32[8]", entry, partial(_put, False), most_over_floor=1.3, quick=True)
-    yield Case("device_put of np f32[8] to a device", entry, partial(_put, True), most_over_floor=1.3)
+    for name, to_device in (("np f32[8]", False), ("np f32[8] to a device", True)):
+        yield Case(
+            f"device_put of {name}", "dispatch_v0_3.device_put", partial(_put, to_device),
+            most_over_floor=1.3, quick=not to_device,
+        )  # fmt: skip
     bars = {1: 1.5, 10: None, 100: 1.3, 1000: None}
     for count, bar in bars.items():
         yield Case(

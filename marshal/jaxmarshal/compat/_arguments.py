@@ -1,4 +1,4 @@
-"""What a computation is compiled for: the abstract values of arguments, and where they are bound."""
+"""What computations are compiled for: the arguments' abstract values, and their devices."""
 
 from __future__ import annotations
 

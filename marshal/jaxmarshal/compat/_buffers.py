@@ -153,7 +153,7 @@ def _device_put_lowering(ctx: Any, avals_in: Any, avals_out: Any, x: Any, *, dev
 
 _HOST_TYPES = frozenset([np.ndarray, *_reference.numpy_scalars(), *_scalar_types])
 
-device_put_handlers.update(dict.fromkeys([np.ndarray, *_reference.numpy_scalars()], _device_put_array))
+device_put_handlers.update(dict.fromkeys(_HOST_TYPES, _device_put_array))
 device_put_handlers.update(dict.fromkeys(_scalar_types, _device_put_scalar))
 device_put_handlers[core.Token] = _device_put_token
 for _type, _handler in (

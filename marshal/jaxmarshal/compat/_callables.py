@@ -39,21 +39,7 @@ def apply_primitive(prim: Any, *args: Any, **params: Any) -> Any:
     return xla_primitive_callable(prim, *safe_map(arg_spec, args), **params)(*args)
 
 
-def _cached(function: Any) -> Any:
-    """A function that remembers its results until `jax.clear_caches()`."""
-    return functools.cache(function) if _reference.cache is None else _reference.cache()(function)
-
-
-@_cached
-def xla_primitive_callable(prim: Any, *arg_specs: Any, **params: Any) -> Any:
-    """A function of arguments like these that runs a primitive.
-
-    Args:
-      prim: the primitive.
-      *arg_specs: an `arg_spec` for each argument.
-      **params: of the primitive.
-    """
-
+def _primitive_callable(prim: Any, *arg_specs: Any, **params: Any) -> Any:
     def prim_fun(*args: Any) -> Any:
         results = prim.bind(*args, **params)
         return results if prim.multiple_results else [results]
@@ -66,6 +52,22 @@ def xla_primitive_callable(prim: Any, *arg_specs: Any, **params: Any) -> Any:
     if prim.multiple_results:
         return compiled
     return lambda *args, **kw: compiled(*args, **kw)[0]
+
+
+# JAX's own cache also looks at the configuration.
+_cache = functools.cache if _reference.cache is None else _reference.cache()
+_cached_primitive_callable = _cache(_primitive_callable)
+
+
+def xla_primitive_callable(prim: Any, *arg_specs: Any, **params: Any) -> Any:
+    """A function of arguments like these that runs a primitive; cached until `clear_caches()`.
+
+    Args:
+      prim: the primitive.
+      *arg_specs: an `arg_spec` for each argument.
+      **params: of the primitive.
+    """
+    return _cached_primitive_callable(prim, *arg_specs, **params)
 
 
 def _xla_call_impl(

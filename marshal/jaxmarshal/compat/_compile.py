@@ -74,9 +74,8 @@ def compile_options(backend: Any, replicas: int, device: Any = None) -> Any:
 def default_devices(backend: Any, count: int) -> list[Any]:
     """The devices that computations are for that no argument is bound to."""
     chosen = jax.config.jax_default_device
-    if count == 1 and chosen is not None and not isinstance(chosen, str):
-        if chosen.client is backend:
-            return [chosen]
+    if count == 1 and getattr(chosen, "client", None) is backend:
+        return [chosen]
     return backend.local_devices()[:count]
 
 
@@ -110,7 +109,7 @@ def _is_hlo(computation: Any) -> bool:
 
 
 def _make_string_safe_for_filename(s: str) -> str:
-    """The letters, digits and underscores of a text, its spaces, points, hyphens and parentheses."""
+    """A text without all but letters, digits, underscores, spaces, and `.`, `(`, `)`, `-`."""
     return "".join(c for c in s if c.isalnum() or c in "_.)( -")
 
 

@@ -1,4 +1,4 @@
-"""`XlaComputation`, lowered and not yet compiled, and `XlaCompiledComputation`, ready to be called."""
+"""`XlaComputation`, which is lowered, and `XlaCompiledComputation`, which can be called."""
 
 from __future__ import annotations
 

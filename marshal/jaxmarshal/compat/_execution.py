@@ -167,7 +167,7 @@ class Execution(functools.partial):
         name, compiled, counts, handlers, kept = self.args
         if not all(type(handler) is ArrayHandler for handler in handlers):
             return None
-        if counts is None and len(handlers) != 1 or counts and set(counts) != {1}:
+        if (counts is None and len(handlers) != 1) or (counts and set(counts) != {1}):
             return None
         sharding = SingleDeviceSharding(*compiled.local_devices())
         prepared = [handler.on(sharding) for handler in handlers]

@@ -31,7 +31,8 @@ def aval_to_num_buffers(aval: Any) -> int:
 class ResultHandler(Protocol):
     """Makes the value that a user sees of its buffers."""
 
-    def __call__(self, *args: Any) -> Any: ...
+    def __call__(self, *args: Any) -> Any:
+        """The value, of as many buffers as its abstract value has."""
 
 
 #: Type of an abstract value -> `handler(sticky_device, aval)`, which makes a `ResultHandler`.

@@ -38,7 +38,7 @@ compile_or_get_cached = _lookup("jax._src.compiler", "compile_or_get_cached")
 HAVE_COMPILE: bool = _have("HAVE_COMPILE", DeviceList, Module, module_to_string)
 HAVE_HLO: bool = _have("HAVE_HLO", HloComputation, hlo_of_mlir, mlir_of_hlo)
 HAVE_CACHE: bool = _have("HAVE_CACHE", is_cache_used, compile_or_get_cached, make_ir_context)
-HAVE_PREPARED: bool = _have("HAVE_PREPARED", InputsHandler, flags=()) and _main.HAVE_EXECUTE
+HAVE_PREPARED: bool = _have("HAVE_PREPARED", InputsHandler, flags=("HAVE_EXECUTE",))
 
 for _variable, _value in list(globals().items()):
     if isinstance(_value, _Missing):
