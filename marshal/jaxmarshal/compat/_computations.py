@@ -70,6 +70,7 @@ class XlaComputation:
         """
         if self.is_trivial():
             raise ValueError("A trivial computation has no MHLO")
+        _reference.need("HAVE_COMPILE")
         if _reference.HAVE_HLO and isinstance(self._hlo, _reference.HloComputation):
             return _reference.mlir_of_hlo(self._hlo)
         return _reference.module_to_string(self._hlo)

@@ -110,6 +110,7 @@ def check_special(name: str, bufs: Sequence[Any]) -> None:
     """
     if not needs_check_special():
         return
+    _more.need("HAVE_COMPILE")
     for buf in bufs:
         if isinstance(buf.dtype, np.dtype):    # keys are no numbers
             _check_special(name, _more.Shape.array_shape(buf.dtype, buf.shape), buf)

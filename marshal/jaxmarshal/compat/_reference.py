@@ -35,8 +35,10 @@ is_cache_used = _lookup("jax._src.compilation_cache", "is_cache_used")
 compile_or_get_cached = _lookup("jax._src.compiler", "compile_or_get_cached")
 
 # --- Capabilities --------------------------------------------------------------------------------
-HAVE_COMPILE: bool = _have("HAVE_COMPILE", DeviceList, Module, module_to_string)
-HAVE_HLO: bool = _have("HAVE_HLO", HloComputation, hlo_of_mlir, mlir_of_hlo)
+HAVE_COMPILE: bool = _have(
+    "HAVE_COMPILE", DeviceList, Module, module_to_string, typematch, Shape
+)
+HAVE_HLO: bool = _have("HAVE_HLO", HloComputation, hlo_of_mlir, mlir_of_hlo, module_to_string)
 HAVE_CACHE: bool = _have("HAVE_CACHE", is_cache_used, compile_or_get_cached, make_ir_context)
 HAVE_PREPARED: bool = _have("HAVE_PREPARED", InputsHandler, flags=("HAVE_EXECUTE",))
 

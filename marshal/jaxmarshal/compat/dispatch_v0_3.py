@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import sys
 import types
+from functools import partial
 from typing import Any
 
 from jax.api_util import safe_map
@@ -104,7 +105,7 @@ Backend = _reference.Client
 Device = _main.Device
 XlaExecutable = _reference.LoadedExecutable
 map, unsafe_map = safe_map, builtins.map
-zip, unsafe_zip = _reference.safe_zip, builtins.zip
+zip, unsafe_zip = _reference.safe_zip or partial(builtins.zip, strict=True), builtins.zip
 
 #: Names that no living thing stands for -> why, and what to use.
 _GONE = {
@@ -123,7 +124,7 @@ _PARTS = (
 
 
 #: What this module needs for itself.
-_OWN = {"Any", "annotations", "builtins", "safe_map", "sys", "types"}
+_OWN = {"Any", "annotations", "builtins", "partial", "safe_map", "sys", "types"}
 
 
 def __getattr__(name: str) -> Any:
