@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from jax.extend.backend import get_backend, get_compile_options
 from old_dispatch import Pair, compiled, counts, devices, entry, lower, put_pair, same
-from support import column_major
+from support import DEBUG, column_major
 
 import jaxmarshal
-from jaxmarshal import _execute, _plan
+from jaxmarshal import _counters, _execute, _plan
 from jaxmarshal.compat import dispatch_v0_3 as dispatch
 
 
@@ -110,6 +110,30 @@ def test_plans_die_with_their_computation():
     gc.collect()
     assert [reference() for reference in references] == [None] * 3
     assert _plan.live_owners() == before - 2
+
+
+@pytest.mark.skipif(
+    not DEBUG, reason="NOT TESTED: live objects are counted in a debug build only (make debug)"
+)
+def test_live_objects_return_to_zero():
+    """After calls of every kind and failures; plans go with their computation."""
+    x, host = square(), np.asarray(square())
+    computation = compiled(several, x, host)
+    for _ in range(3):
+        computation.call(x, host)
+        computation.unsafe_call(x, host)
+        dispatch.device_put(host, devices()[1])
+        with pytest.raises(TypeError):
+            computation.call(x, "text")
+        with pytest.raises(TypeError):
+            dispatch.device_put(np.array([None]))
+        found = _counters.snapshot()
+        assert (found["live_slots"], found["live_tables"], found["live_heap"]) == (0, 0, 0)
+    assert _counters.snapshot()["live_plans"] > 0
+    del computation
+    jaxmarshal.api.clear()
+    gc.collect()
+    assert _counters.snapshot()["live_plans"] == 0
 
 
 def test_calls_are_compared_with_what_was_compiled_for():
@@ -229,6 +253,32 @@ def test_nans_and_infs(context):
                     with pytest.raises(FloatingPointError) as caught:
                         run(*bad)
                     assert str(caught.value) == f"invalid value ({word}) encountered in division"
+
+
+def test_calls_while_a_trace_is_going_on():
+    """They run at once, on values that are known, and are no part of the trace."""
+    x, odd = square(), column_major()
+    host = np.asarray(x)
+    computation = compiled(several, x, host)
+    doubled = compiled(lambda x: [x * 2], odd)
+    spread = replicated()
+    expected = jax.jit(several)(x, x)
+    key = jax.random.key(2)
+
+    def traced(y):
+        for _ in range(2):
+            same(computation.call(x, host), expected)
+            same([dispatch.apply_primitive(jax.lax.add_p, host, host)], [expected[0]])
+            assert np.array_equal(dispatch.device_put(host)[0], host)
+            assert np.array_equal(dispatch.device_put(x, devices()[1])[0], host)
+            assert np.array_equal(doubled.call(odd)[0], np.asarray(odd) * 2)
+            assert int(spread.call(host[0], 0, host[0])[1]) == 0
+            assert dispatch.device_put(key)[0].dtype == np.uint32
+            assert isinstance(dispatch._device_put_impl(2.5), dispatch.Buffer)
+        return y + 1
+
+    for transform in (jax.jit, jax.grad, jax.vmap):
+        transform(traced)(jnp.ones(2) if transform is jax.vmap else 1.0)
 
 
 def test_no_execution():

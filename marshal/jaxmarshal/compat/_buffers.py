@@ -50,6 +50,14 @@ def _canonicalize(x: Any) -> Any:
     return x
 
 
+def put_now(x: Any, target: Any) -> Any:
+    """Put a value on a device, or over the devices of a sharding, also while a trace is going on."""
+    if _reference.trace_state_clean is None or _reference.trace_state_clean():
+        return api.device_put(x, target)
+    with jax.ensure_compile_time_eval():
+        return api.device_put(x, target)
+
+
 def put_by_handler(x: Any, device: Any) -> tuple[Any, ...]:
     """`device_put` by way of the table."""
     if type(x) is np.ndarray and device_put_handlers.get(np.ndarray) is _device_put_array:
@@ -68,7 +76,7 @@ def _device_put_array(x: Any, device: Any) -> tuple[Any, ...]:
     """Put a numpy array on a device, None for the default one; `float0` as an array of False."""
     if x.dtype == jax.dtypes.float0:
         x = np.zeros(x.shape, np.bool_)
-    return (api.device_put(x, device),)
+    return (put_now(x, device),)
 
 
 def _device_put_scalar(x: Any, device: Any) -> tuple[Any, ...]:
@@ -94,7 +102,9 @@ def _device_put_device_array(x: Any, device: Any) -> tuple[Any, ...]:
 
 def _device_put_key(x: Any, device: Any) -> tuple[Any, ...]:
     """The buffer of a typed PRNG key: its integers."""
-    return _device_put_device_array(jax.random.key_data(x), device)
+    with jax.ensure_compile_time_eval():
+        data = jax.random.key_data(x)
+    return _device_put_device_array(data, device)
 
 
 def _default_device() -> Any:
@@ -116,7 +126,7 @@ def _copy_device_array_to_device(x: Any, device: Any) -> Any:
     if on_one_device(x) and x.committed and x.sharding == SingleDeviceSharding(device):
         return x
     if not on_one_device(x) or _platform(device) == _platform(next(iter(x.devices()))):
-        return api.device_put(x, device)
+        return put_now(x, device)
     (buffer,) = _device_put_array(np.asarray(x), device)
     return aval_to_result_handler(device, x.aval)(buffer)
 

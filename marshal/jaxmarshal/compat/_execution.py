@@ -12,12 +12,13 @@ from jax.experimental.layout import Format, Layout
 from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxmarshal import _dispatch_v0_3, _reference, api
+from jaxmarshal import _dispatch_v0_3, _reference
 from jaxmarshal.compat import _reference as _more
 from jaxmarshal.compat._buffers import (
     _copy_device_array_to_device,
     device_put,
     device_put_handlers,
+    put_now,
 )
 from jaxmarshal.compat._handlers import ArrayHandler, check_special
 
@@ -42,7 +43,7 @@ def _in_usual_layout(array: Any) -> Any:
     usual = tuple(range(array.ndim))
     if layout is None or tuple(layout.major_to_minor) == usual:
         return array
-    return jax.device_put(array, Format(Layout(usual), array.sharding))
+    return put_now(array, Format(Layout(usual), array.sharding))
 
 
 def _results(
@@ -116,7 +117,7 @@ def _put_replicated(x: Any, devices: list[Any], sharding: Any) -> list[Any]:
     """Every buffer of a value, each as an array over all devices."""
     handler = device_put_handlers.get(type(x))
     if handler is not None and handler is _dispatch_v0_3.first_handler(type(x)):
-        return [api.device_put(x, sharding)]
+        return [put_now(x, sharding)]
     buffers = [device_put(x, device) for device in devices]
     return [
         jax.make_array_from_single_device_arrays(copies[0].shape, sharding, list(copies))
