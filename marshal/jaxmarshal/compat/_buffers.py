@@ -51,7 +51,7 @@ def _canonicalize(x: Any) -> Any:
 
 
 def put_now(x: Any, target: Any) -> Any:
-    """Put a value on a device, or over the devices of a sharding, also while a trace is going on."""
+    """Put a value on a device or over those of a sharding, also while a trace is going on."""
     if _reference.trace_state_clean is None or _reference.trace_state_clean():
         return api.device_put(x, target)
     with jax.ensure_compile_time_eval():
