@@ -391,10 +391,12 @@ def test_check_special(name, dtype):
 
 
 def test_transfer_guard():
-    """What the runtime refuses, it refuses here as well, also where everything is recorded."""
+    """A transfer that is asked for is refused where JAX's is, also where everything is recorded."""
     x = np.arange(3, dtype=np.float32)
     for _ in range(2):
         dispatch.device_put(x)
+    with jax.transfer_guard("disallow"):
+        assert np.array_equal(dispatch.device_put(x)[0], x)
     with jax.transfer_guard("disallow_explicit"), pytest.raises(Exception, match=r"[Dd]isallowed"):
         dispatch.device_put(x)
 

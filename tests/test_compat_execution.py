@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.backend import get_backend, get_compile_options
+from jax.sharding import SingleDeviceSharding
 from old_dispatch import Pair, compiled, counts, devices, entry, lower, put_pair, same
 from support import DEBUG, column_major
 
@@ -202,6 +203,30 @@ def test_data_that_lie_otherwise():
     for x in (odd, plain, plain, odd, odd):
         for run in (computation.call, computation.unsafe_call):
             assert np.array_equal(run(x)[0], np.asarray(odd) * 2)
+
+
+def test_other_memories():
+    """Results stay where the computation puts them; another memory is another type of argument.
+
+    An unchecked call brings it to the device's own memory.
+    """
+    x = square()
+
+    def function(x):
+        return [jax.device_put(x * 2, jax.memory.Space.Host), x + 1]
+
+    computation = compiled(function, x)
+    pinned = jax.device_put(x, SingleDeviceSharding(devices()[0], memory_kind="pinned_host"))
+    for argument in (x, x, pinned, pinned, x):
+        if argument is pinned:
+            with pytest.raises(TypeError, match=r"called with:\n  float32<host>"):
+                computation.call(argument)
+        for run in (computation.call, computation.unsafe_call)[argument is pinned :]:
+            found = run(argument)
+            assert [y.sharding for y in found] == [y.sharding for y in jax.jit(function)(x)]
+            assert found[0].sharding.memory_kind == "pinned_host"
+            assert np.array_equal(found[0], x * 2)
+            assert np.array_equal(found[1], x + 1)
 
 
 def test_donated_arguments():

@@ -123,10 +123,12 @@ def _copy_device_array_to_device(x: Any, device: Any) -> Any:
     """
     if device is None:
         return x
-    if on_one_device(x) and x.committed and x.sharding == SingleDeviceSharding(device):
+    there = SingleDeviceSharding(device)
+    if on_one_device(x) and x.committed and x.sharding == there:
         return x
     if not on_one_device(x) or _platform(device) == _platform(next(iter(x.devices()))):
-        return put_now(x, device)
+        # Out of another memory JAX moves to a sharding, and not to a device.
+        return put_now(x, device if x.sharding.memory_kind == there.memory_kind else there)
     (buffer,) = _device_put_array(np.asarray(x), device)
     return aval_to_result_handler(device, x.aval)(buffer)
 
