@@ -30,7 +30,7 @@ STUBTEST := --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allow.txt
 	--ignore-unused-allowlist --ignore-disjoint-bases
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo test matrix debug asan bench lint clean
+.PHONY: help build demo test matrix debug asan bench docs dist lint clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,13 @@ bench: $(VENV)/.installed ## compare JAX, jaxmarshal and the floor (see bench/RE
 	mkdir -p build
 	$(VENV)/bin/python -m jaxmarshal bench --json build/bench.json --html build/bench.html $(ARGS)
 
+docs: $(VENV)/.installed ## build the documentation into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --quiet --strict $(ARGS)
+	@echo 'The site: build/site/index.html'
+
+dist: $(VENV_CI)/.installed ## build source archive and wheel into dist/, check them, try them
+	$(VENV_CI)/bin/nox -s dist
+
 lint: $(VENV)/.installed ## check style, types, and stubs against the built modules
 	$(VENV)/bin/ruff check .
 	PATH="$(abspath $(VENV)/bin):$$PATH" cython-lint marshal  # it calls a program beside it
@@ -72,7 +79,7 @@ clean: ## remove what the targets above have made, environments included
 	rm -rf build dist .nox .venv .venv-debug .venv-asan .venv-ci
 	rm -rf .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf marshal/jaxmarshal.egg-info marshal/jaxmarshal/*.so
-	find marshal tests bench demo examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find marshal tests bench demo examples docs .ci -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Environments. Each is made once; where a source is newer than its stamp, pip runs again.
 %/bin/python:
@@ -81,7 +88,7 @@ clean: ## remove what the targets above have made, environments included
 	$(PYTHON) -m venv $*
 
 $(VENV)/.installed: $(COMPILED) | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet --editable '.[test,examples,demo,bench,lint]'
+	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
 $(VENV_DEBUG)/.installed: $(PACKAGED) | $(VENV_DEBUG)/bin/python

@@ -1,8 +1,10 @@
-"""The test suite on every supported pair of Python and JAX, each in an environment of its own.
+"""The test suite on every supported pair of Python and JAX, each in an environment of its own, and
+what else needs environments of its own.
 
     nox -s matrix                every pair
     nox -s "matrix(jax-0.11.2)"  one of them
     nox -s matrix -- -x -k put   further arguments for pytest
+    nox -s dist                  what is published, built into dist/ and tried
 
 Environment:
     JAXMARSHAL_TEST_PROFILE     quick (default) or ci, which runs the property tests for longer.
@@ -26,23 +28,6 @@ MATRIX = {"0.10.2": "3.11", "0.11.2": "3.12", "0.12.0.1": "3.13"}  # JAX: Python
 
 ROOT = Path(__file__).parent.resolve()
 SUMMARY = ROOT / ".nox" / "matrix-summary.txt"
-
-# What the environment that is tested must look like; argv holds the JAX asked for and our sources.
-CHECK = """
-import importlib.metadata, pathlib, sys
-import jaxmarshal
-wanted, sources = sys.argv[1:]
-found = importlib.metadata.version("jax")
-if found != wanted:
-    sys.exit(f"JAX {wanted} was asked for, {found} is installed")
-package = pathlib.Path(jaxmarshal.__file__).resolve()
-if package.is_relative_to(sources):
-    sys.exit(f"the source tree is tested, not what was installed: {package}")
-headers = pathlib.Path(jaxmarshal.get_include(), "jaxmarshal")
-if not list(headers.glob("*.h")):
-    sys.exit(f"no header in {headers}")
-print(f"Python {sys.version.split()[0]}, JAX {found}, {package.parent}")
-"""
 
 
 def output_of(*command):
@@ -136,7 +121,7 @@ def matrix(session, jax):
     session.install(f"{wheel}[test,examples]", f"jax=={jax}")
 
     session.chdir(work)
-    session.run("python", "-c", CHECK, jax, str(ROOT / "marshal"), log=False)
+    session.run("python", str(ROOT / ".ci" / "smoke.py"), "--jax", jax, log=False)
     pytest = [
         "python", "-m", "pytest", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"),
         "-n", "auto", "--maxprocesses=2", *session.posargs, str(ROOT / "tests"),
@@ -158,3 +143,43 @@ def lint(session):
 def debug(session):
     """`make debug` in an environment of its own."""
     session.run("make", "debug", f"VENV_DEBUG={session.virtualenv.location}", external=True)
+
+
+def source_date():
+    """The time that files in archives get: SOURCE_DATE_EPOCH, or that of the last commit."""
+    earliest = "315532800"    # 1980, as early as a wheel can say
+    commit = output_of("git", "-C", str(ROOT), "log", "-1", "--format=%ct")
+    return os.environ.get("SOURCE_DATE_EPOCH") or commit or earliest
+
+
+@nox.session
+def dist(session):
+    """Build what is published into dist/, check it, and try what pip makes of it elsewhere."""
+    work = Path(session.create_tmp()).resolve()
+    again, clean = work / "again", work / "clean"
+    for folder in (ROOT / "dist", again, clean):
+        shutil.rmtree(folder, ignore_errors=True)
+    env = {
+        "JAXMARSHAL_WERROR": "1", "JAXMARSHAL_BUILD": "release",
+        "SOURCE_DATE_EPOCH": source_date(),
+    }  # fmt: skip
+    session.install("build", "twine")
+    build = ["python", "-m", "build", str(ROOT), "--outdir"]
+    session.run(*build, str(ROOT / "dist"), env=env, silent=True)
+    (sdist,) = (ROOT / "dist").glob("*.tar.gz")
+    session.run("twine", "check", "--strict", *map(str, (ROOT / "dist").iterdir()))
+
+    # Once more: the source archive here, the wheel from it as a user's pip would, elsewhere.
+    session.run(*build, str(again), "--sdist", env=env, silent=True)
+    session.run("python", "-m", "venv", str(clean))
+    python = str(clean / "bin" / "python")
+    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    session.run(
+        *pip, "wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", str(again), str(sdist),
+        env=env, external=True,
+    )  # fmt: skip
+    session.run("python", str(ROOT / ".ci" / "check_dist.py"), str(ROOT / "dist"), str(again))
+    (wheel,) = again.glob("*.whl")
+    session.run(*pip, "install", str(wheel), external=True)
+    session.chdir(work)
+    session.run(python, str(ROOT / ".ci" / "smoke.py"), external=True)

@@ -4,11 +4,16 @@ Environment:
     JAXMARSHAL_BUILD   release (default), debug (checks and live-object counters on) or asan
                        (debug, plus the address and undefined-behaviour sanitizers).
     JAXMARSHAL_WERROR  1: a compiler warning is an error.
+    SOURCE_DATE_EPOCH  seconds since 1970: the time that every file in an archive gets. The same
+                       sources and tools then make the same archives, byte for byte.
 """
 
+import gzip
 import multiprocessing
 import os
 import shutil
+import sys
+import tarfile
 from glob import glob
 
 import numpy
@@ -17,13 +22,16 @@ from setuptools import Extension, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 HEADERS = sorted(glob("include/jaxmarshal/*.h"))
 
 SANITIZE = "-fsanitize=address,undefined"
+# Symbols that only debuggers read; what the loader needs stays.
+STRIP = "-Wl,-x" if sys.platform == "darwin" else "-Wl,-s"
 FLAVOURS = {
     # name: (compiler flags, linker flags)
-    "release": (["-O2", "-fno-plt", "-DNDEBUG", "-g0"], []),
+    "release": (["-O2", "-fno-plt", "-DNDEBUG", "-g0"], [STRIP]),
     "debug": (["-O1", "-g", "-UNDEBUG", "-DJAXMARSHAL_DEBUG=1"], []),
     "asan": (
         [SANITIZE, "-fno-omit-frame-pointer", "-O1", "-g", "-UNDEBUG", "-DJAXMARSHAL_DEBUG=1"],
@@ -111,8 +119,41 @@ class BuildPy(build_py):
         return super().get_outputs(include_bytecode) + list(self._headers().values())
 
 
+class Sdist(sdist):
+    """Writes the same archive from the same sources, where SOURCE_DATE_EPOCH is set."""
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, **owner):
+        epoch = os.environ.get("SOURCE_DATE_EPOCH")
+        if format != "gztar" or not epoch:
+            return super().make_archive(base_name, format, root_dir, base_dir, **owner)
+
+        def plain(member):
+            member.mtime = int(epoch)
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            return member
+
+        path = f"{base_name}.tar.gz"
+        with (
+            open(path, "wb") as file,
+            gzip.GzipFile("", "wb", mtime=int(epoch), fileobj=file) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            # Folders are walked in alphabetical order.
+            archive.add(os.path.join(root_dir or "", base_dir), base_dir, filter=plain)
+        return path
+
+
 class BuildExt(build_ext):
     """Compiles two modules at a time, and replaces in-place modules of another flavour."""
+
+    def build_extensions(self):
+        # Some Pythons let every module search the folder of their own library; ours need none.
+        linker = getattr(self.compiler, "linker_so", None)
+        if linker:
+            linker[:] = [flag for flag in linker if not flag.startswith("-Wl,-rpath")]
+        super().build_extensions()
 
     def finalize_options(self):
         super().finalize_options()
@@ -127,5 +168,5 @@ class BuildExt(build_ext):
 
 setup(
     ext_modules=extensions(),
-    cmdclass={"build": Build, "build_py": BuildPy, "build_ext": BuildExt},
+    cmdclass={"build": Build, "build_py": BuildPy, "build_ext": BuildExt, "sdist": Sdist},
 )

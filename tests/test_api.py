@@ -39,7 +39,7 @@ def test_names():
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_signatures_and_documentation(name):
-    """Names, kinds, defaults, annotations and docs are those of the installed JAX."""
+    """Trap 12: names, kinds, defaults, annotations and docs are those of the installed JAX."""
     ours, theirs = PAIRS[name]
     assert ours is not theirs
     assert inspect.signature(ours) == inspect.signature(theirs)
@@ -76,7 +76,7 @@ def test_arguments_by_keyword(device_put):
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_pickling_and_copying(name):
-    """A function is pickled by name and copied as itself, like any function."""
+    """Trap 12: a function is pickled by name and copied as itself, like any function."""
     function = PAIRS[name][0]
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         assert pickle.loads(pickle.dumps(function, protocol)) is function

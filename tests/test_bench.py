@@ -94,7 +94,7 @@ def test_json(small):
     row = rows["device_put", "np f32[8]"]
     assert row["accelerated"]
     assert math.isclose(row["speedup"], row["reference"] / row["jaxmarshal"])
-    assert 0 <= row["speedup_noise"] < 10
+    assert row["speedup_noise"] >= 0 and math.isfinite(row["speedup_noise"])
     assert "jaxmarshal" not in rows["eager", "lax.neg"]
     again = bench("--from", small / "new.json")
     assert again.returncode == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import sys
 import threading
 import weakref
 
@@ -453,6 +454,22 @@ def test_trap_11_plans_die():
     assert counts() == (0, 1)
 
 
+def test_trap_11_garbage_is_collected():
+    """jaxlib keeps the code of each caller until its garbage is collected; so does no plan."""
+    x = jnp.arange(8.0)
+    compiled = jax.jit(lambda x: x + 1).lower(x).compile()
+
+    def caller():
+        compiled(x)
+
+    with jaxmarshal.installed("compiled_call"):
+        before = sys.getrefcount(caller.__code__)
+        for _ in range(5000):
+            caller()
+        jax.block_until_ready(compiled(x))
+        assert sys.getrefcount(caller.__code__) - before < 1000
+
+
 def test_trap_13_threads():
     """Trap 13: threads share a Compiled while another thread drops everything recorded."""
     compiled = jax.jit(lambda x, y: {"sum": x + y["a"]}).lower(DATA, {"a": DATA}).compile()
@@ -532,6 +549,38 @@ def test_dicts_in_other_orders():
 
 
 Pair = collections.namedtuple("Pair", "left right")
+
+
+def test_trap_5_deleted_while_others_are_compared():
+    """Trap 5: an argument is deleted after its buffer was read, by what runs during a comparison.
+
+    Here that is a profile function; it could be another thread. Whether the freed buffer is read,
+    the sanitizers see (`make asan`). The error is that of an array which was deleted before.
+    """
+    def make():
+        return _reference.device_put(np.ones(4, np.float32))
+
+    compiled = jax.jit(lambda xs: xs[0] + xs[1]).lower([make(), make()]).compile()
+    compiled([make(), make()])
+    array, others = make(), []
+    compiled([make(), array])
+    assert counts() == (1, 1)
+
+    def profile(frame, event, argument):
+        if event == "call" and frame.f_code.co_name == "__eq__":
+            sys.setprofile(None)
+            array.delete()
+            others.extend(make() for _ in range(50))
+
+    unlike = make()    # its sharding is another object, which has to be compared
+    sys.setprofile(profile)
+    try:
+        found = observe(compiled, [unlike, array])
+    finally:
+        sys.setprofile(None)
+    assert others
+    assert jaxmarshal.stats()["compiled_call"]["misses_by_reason"] == {"deleted": 1}
+    assert found == observe_reference(compiled, [unlike, array])
 
 
 @pytest.mark.parametrize(
@@ -620,7 +669,7 @@ def test_failing_executables():
 
 
 def test_profiles_show_the_reference_names(tmp_path):
-    """While a profile is taken the reference runs, with its annotations."""
+    """Trap 12: while a profile is taken the reference runs, with its annotations."""
     compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compile()
     warm(compiled, jnp.zeros(4))
     with jax.profiler.trace(str(tmp_path)):

@@ -15,11 +15,12 @@
 
 typedef struct {
     PyObject *obj;    /* owned: the argument */
-    void *buffer;     /* ARRAY: its runtime buffer; NDARRAY: its data. Kept alive by `obj` */
+    void *buffer;     /* ARRAY: its runtime buffer, which `delete()` frees; NDARRAY: its data */
     PyObject *prefix; /* owned: its part of the caller's prefix tree, or NULL: one for all */
     PyObject *target; /* owned once resolved, or NULL: the record of where it goes */
     PyObject *plan;   /* owned once resolved, or NULL: what the guard found for this argument */
     PyObject *ready;  /* owned once prepared, or NULL: what goes to jaxlib in place of `obj` */
+    int32_t number;       /* which argument it is, where a table holds only some of them */
     unsigned char kind;
     unsigned char action; /* what the entry point decided to do with it; 0 when undecided */
 } jm_slot;
@@ -73,6 +74,7 @@ static inline int jm_table_push(jm_table *table, PyObject *obj, int kind, void *
     slot->target = NULL;
     slot->plan = NULL;
     slot->ready = NULL;
+    slot->number = -1;
     slot->kind = (unsigned char)kind;
     slot->action = 0;
     JM_COUNT(table->counters, live_slots, 1);

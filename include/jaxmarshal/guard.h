@@ -3,6 +3,7 @@
 #define JAXMARSHAL_GUARD_H
 
 #include <Python.h>
+#include <stdint.h>
 
 #include "jaxmarshal/argtable.h"
 #include "jaxmarshal/classify.h"
@@ -11,13 +12,29 @@
 /* Every pointer is owned by the guard, or NULL where there is nothing to compare. */
 typedef struct {
     PyObject *aval;          /* by pointer, then by equality, which adopts the new pointer */
-    PyObject *sharding;      /* likewise; NULL for host data */
-    PyObject *put;           /* host data: the target they are placed on */
+    PyObject *where;         /* arrays: the sharding, likewise; host data: where they are put */
     PyObject *impl;          /* KEY_ARRAY: its implementation; the rest is about its base array */
+    int32_t input;           /* which of the executable's inputs it is; -1: pruned, it is none */
     unsigned char kind;      /* jm_kind of the recorded argument */
-    unsigned char kept;      /* does it go to the executable? others were pruned */
     unsigned char committed; /* the committed flag; 0 for host data */
 } jm_guard;
+
+/* Takes the arguments of one call, in order, and puts them into the executable's inputs. */
+typedef struct jm_intake {
+    const jm_array_layout *layout;
+    PyTypeObject *array_type; /* ArrayImpl, borrowed; NULL where words cannot be compared */
+    jm_guard *guard;          /* of the next argument */
+    jm_guard *end;            /* after the last one */
+    PyObject *tuple;          /* owned: the executable's inputs, or NULL */
+    PyObject **inputs;        /* its items: owned references, NULL where not filled yet */
+    jm_table *table;          /* slots of the arguments that took more than a look at their words */
+    void *plan;               /* the Plan, borrowed */
+    PyObject *found;          /* owned: the argument that did not pass, or NULL */
+    int reason;               /* why it did not */
+    /* Looks closer at an argument whose words did not match. 1: taken; 0: not what was recorded;
+       -1 with an error set. May run Python code. */
+    int (*look)(struct jm_intake *intake, PyObject *obj);
+} jm_intake;
 
 /* Can words be compared at all? Otherwise every argument takes the long way. */
 static inline int jm_words_are_known(const jm_array_layout *layout) {
@@ -25,27 +42,40 @@ static inline int jm_words_are_known(const jm_array_layout *layout) {
            layout->buffer >= 0 && layout->layout_count > 0;
 }
 
-/* Is the argument in `slot` an array whose words are, pointer for pointer, those of the guard, with
-   a live buffer in the default data layout? 0 says nothing: the caller looks closer. Needs
-   jm_words_are_known. Borrows everything. */
-static inline int jm_words_match(const jm_array_layout *layout, const jm_guard *guard,
-                                 const jm_slot *slot) {
-    const void *array = slot->obj;
-    return slot->kind == JM_ARRAY && guard->kind == JM_ARRAY && slot->buffer != NULL &&
-           jm_word(array, layout->aval) == (void *)guard->aval &&
-           jm_word(array, layout->sharding) == (void *)guard->sharding &&
-           (jm_byte(array, layout->committed) != 0) == guard->committed &&
-           jm_buffer_layout_is_default(layout, slot->buffer);
+/* Take arguments as long as each is an array whose words are, pointer for pointer, those of its
+   guard, with a live buffer in the default data layout; returns how many were taken. There must be
+   as many guards left. Runs no Python code. */
+static inline Py_ssize_t jm_take_words(jm_intake *intake, PyObject *const *items, Py_ssize_t n) {
+    const jm_array_layout *restrict words = intake->layout;
+    PyTypeObject *const array_type = intake->array_type;
+    PyObject **const inputs = intake->inputs;
+    jm_guard *guard = intake->guard;
+    Py_ssize_t i = 0;
+    for (; i < n; i++, guard++) {
+        PyObject *obj = items[i];
+        const void *buffer;
+        uintptr_t different;
+        if (Py_TYPE(obj) != array_type || guard->kind != JM_ARRAY) break;
+        buffer = jm_word(obj, words->buffer);
+        different = (uintptr_t)jm_word(obj, words->aval) ^ (uintptr_t)guard->aval;
+        different |= (uintptr_t)jm_word(obj, words->sharding) ^ (uintptr_t)guard->where;
+        different |= (uintptr_t)((jm_byte(obj, words->committed) != 0) ^ guard->committed);
+        if (buffer == NULL || different || !jm_buffer_layout_is_default(words, buffer)) break;
+        if (JM_LIKELY(guard->input >= 0)) {
+            Py_INCREF(obj);
+            inputs[guard->input] = obj;
+        }
+    }
+    intake->guard = guard;
+    JM_COUNT(intake->table->counters, classified, i);
+    JM_COUNT(intake->table->counters, buffers_read, i);
+    return i;
 }
 
-/* The first argument from number `from` on whose words do not match, or `count`. */
-static inline Py_ssize_t jm_words_match_until(const jm_array_layout *layout, const jm_guard *guards,
-                                              const jm_slot *slots, Py_ssize_t from,
-                                              Py_ssize_t count) {
-    const jm_array_layout words = *layout; /* a copy, which the compiler knows not to change */
-    Py_ssize_t i = from;
-    while (i < count && jm_words_match(&words, &guards[i], &slots[i])) i++;
-    return i;
+/* Take one argument: 1, 0 or -1 as `look`. */
+static inline int jm_take(jm_intake *intake, PyObject *obj) {
+    if (JM_LIKELY(jm_take_words(intake, &obj, 1))) return 1;
+    return intake->look(intake, obj);
 }
 
 #endif

@@ -35,11 +35,16 @@ static inline int jm_byte(const void *base, Py_ssize_t offset) {
 
 /* Does the runtime buffer provably hold its data in the default layout? 0 means "not proven". */
 static inline int jm_buffer_layout_is_default(const jm_array_layout *layout, const void *buffer) {
-    if (layout->layout_count == 0 || (uintptr_t)jm_word(buffer, 0) != layout->vtable) return 0;
-    for (int i = 0; i < layout->layout_count; i++) {
-        if (jm_word(buffer, layout->layout_words[i]) != NULL) return 0;
+    uintptr_t different = (uintptr_t)jm_word(buffer, 0) ^ layout->vtable;
+    int i = layout->layout_count;
+    if (i == 0 || different) return 0;
+    /* Two at a time: layouts are held by pointers with a control block. */
+    for (; i >= 2; i -= 2) {
+        different |= (uintptr_t)jm_word(buffer, layout->layout_words[i - 1]) |
+                     (uintptr_t)jm_word(buffer, layout->layout_words[i - 2]);
     }
-    return 1;
+    if (i) different |= (uintptr_t)jm_word(buffer, layout->layout_words[0]);
+    return different == 0;
 }
 
 #endif

@@ -1,6 +1,8 @@
 """The argument table; see the header for ownership and failure."""
 
 from cpython.object cimport PyObject
+from libc.stdint cimport int32_t
+
 from jaxmarshal._classify cimport JM_ARRAY, JM_NDARRAY, JM_OTHER, classify, kind_of_unknown
 from jaxmarshal._counters cimport counters, jm_counters
 from jaxmarshal._layout cimport array_buffer
@@ -13,6 +15,7 @@ cdef extern from "jaxmarshal/argtable.h":
         PyObject* target
         PyObject* plan
         PyObject* ready
+        int32_t number
         unsigned char kind
         unsigned char action
     ctypedef struct jm_table:
@@ -35,8 +38,9 @@ cdef extern from *:
 cdef extern from "numpy/arrayobject.h":
     void* PyArray_DATA(void* array) noexcept nogil
 
-# Read the buffer pointer of an argument of the given kind and append it. The one place where an
-# argument's buffer is read. Raises on exhausted memory.
+# Read the buffer pointer of an argument of the given kind and append it. The pointer says whether
+# there was a buffer then; whoever looks into one reads it again, for Python code that runs
+# meanwhile may delete an array. Raises on exhausted memory.
 cdef inline int push_argument(
     jm_table* table, object obj, int kind, PyObject* prefix
 ) except -1:

@@ -14,11 +14,19 @@ cdef class Context:
     cdef readonly bint plain   # no trace in progress, one process
     cdef object device_put_records    # what was recorded for `device_put`, or None
     cdef object shard_args_records    # what was recorded for `shard_args`, or None
+    cdef Context for_jit              # this one with the states that jitted functions add, or None
 
 # The current context, or None where the reference must decide: a trace in progress, no backend yet,
 # more than one process, or listeners on JAX's internal events. `reason` receives a `_stats.Reason`.
 # Needs the GIL; returns an owned reference; raises only what JAX's state raises.
 cdef Context current_context(int* reason)
+
+# The same for a compiled executable, which depends neither on the default backend nor on listeners
+# when it runs.
+cdef Context running_context(int* reason)
+
+# Is the value of a configuration state on this thread the object `expected`?
+cdef bint state_is(object state, object expected) except -1
 
 # May transfers from the host (`host`) or between devices go unguarded on this thread?
 cdef bint transfers_unguarded(bint host, bint device) except -1

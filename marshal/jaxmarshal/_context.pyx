@@ -100,11 +100,26 @@ cdef bint _equal(tuple a, tuple b) except -1:
         return False
 
 
-cdef inline bint _state_is(object state, object expected) except -1:
-    """Is the value of a configuration state on this thread the object `expected`?"""
+cdef bint state_is(object state, object expected) except -1:
     if _traverse != NULL and jm_state_is_everywhere(_traverse, state, expected):
         return True
     return state.value is expected
+
+
+cdef tuple _words(int* reason):
+    """The current trace context, or None while a trace or a profile is in progress."""
+    if not state_is(_current_trace, _eval_trace):
+        reason[0] = TRACE
+        return None
+    if PyObject_CallNoArgs(_profiling) is not False:
+        reason[0] = PROFILER
+        return None
+    return <tuple>PyObject_CallNoArgs(_trace_context)
+
+
+cdef Context _plain(Context context, int* reason):
+    reason[0] = HIT if context.plain else <int>CONTEXT
+    return context if context.plain else None
 
 
 cdef Context current_context(int* reason):
@@ -112,9 +127,6 @@ cdef Context current_context(int* reason):
     cdef PyObject* listener
     cdef tuple words
     cdef Context context = _last
-    if not _state_is(_current_trace, _eval_trace):
-        reason[0] = TRACE
-        return None
     backend = jm_dict_value(_bridge, "_default_backend", &_backend_position)
     if backend == NULL or backend == <PyObject*>None:
         reason[0] = NO_BACKEND
@@ -123,33 +135,41 @@ cdef Context current_context(int* reason):
     if listener == NULL or listener != <PyObject*>None:
         reason[0] = LISTENER
         return None
-    if PyObject_CallNoArgs(_profiling) is not False:
-        reason[0] = PROFILER
+    words = _words(reason)
+    if words is None:
         return None
-    words = <tuple>PyObject_CallNoArgs(_trace_context)
     if context is None or <PyObject*>context.backend != backend:
         if context is not None:
             forget()
         context = _find(words, <object>backend)
     elif not _same_words(context, words):
         context = _find(words, <object>backend)
-    if not context.plain:
-        reason[0] = CONTEXT
+    return _plain(context, reason)
+
+
+cdef Context running_context(int* reason):
+    cdef Context context = _last
+    cdef tuple words
+    if context is None:
+        return current_context(reason)
+    words = _words(reason)
+    if words is None:
         return None
-    reason[0] = HIT
-    return context
+    if not _same_words(context, words):
+        return current_context(reason)
+    return _plain(context, reason)
 
 
 cdef bint transfers_unguarded(bint host, bint device) except -1:
-    if host and not _state_is(_host_guard, None) and _host_guard.value != "allow":
+    if host and not state_is(_host_guard, None) and _host_guard.value != "allow":
         return False
-    if device and not _state_is(_device_guard, None) and _device_guard.value != "allow":
+    if device and not state_is(_device_guard, None) and _device_guard.value != "allow":
         return False
     return True
 
 
 cdef bint post_hook_is_set() except -1:
-    return not _state_is(_post_hook, None)
+    return not state_is(_post_hook, None)
 
 
 cdef list _forget_too = []

@@ -29,7 +29,7 @@ from jaxmarshal._stats cimport (
     reason_is_about_a_kind, reason_of_kind
 )
 from jaxmarshal._tree cimport (
-    NEEDS_REGISTRY, WHOLE_TREE, Structure, flatten, flatten_by_registry, free_structure,
+    NEEDS_REGISTRY, REGISTRY_NODE, Structure, flatten, flatten_by_registry, free_structure,
     init_structure, rebuild
 )
 
@@ -235,7 +235,7 @@ cdef int _prepare(
 
 cdef inline bint _was_flattened(Structure* structure) noexcept:
     """Has the user's code been run to flatten the tree?"""
-    return structure.count == 1 and structure.steps[0].op == WHOLE_TREE
+    return structure.count == 1 and structure.steps[0].op == REGISTRY_NODE
 
 
 cdef object _put_leaves(

@@ -1,8 +1,19 @@
-"""Entry points of compiled executables, and the one that others are made of.
+"""What the entry points that run executables share."""
 
-`compiled_call`, `mesh_executable_call` and `execute_replicated_call` take what the methods they
-stand in for take, need the GIL, raise what the reference raises, and keep no argument alive.
-"""
+from jaxmarshal._argtable cimport jm_table
+from jaxmarshal._call cimport Call
+from jaxmarshal._context cimport Context
+from jaxmarshal._plan cimport Plans
+
+# The current context if an executable may run without the reference looking on; None with a reason.
+cdef Context context_for_execution(Plans plans, int* reason)
+
+# Does jaxlib's C++ call, which makes no array objects of host arguments, cost less?
+cdef bint is_better_in_cpp(jm_table* table) noexcept
+
+# What the plans of an owner would do: (reason, argument, recorded word, found word). The reason is
+# TREE where none has the call's structure.
+cdef tuple probe_plans(Plans plans, Context context, Call* call)
 
 # Call an executable with flat arguments through the plans of `owner`, which can be weakly referred
 # to. Plans are made of the ExecuteReplicated that is `owner` or that its attribute `unsafe_call`

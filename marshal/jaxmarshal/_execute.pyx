@@ -1,47 +1,45 @@
 """Running compiled executables through plans: three entry points of one mechanism.
 
 `compiled_call` stands in for `jax.stages.Compiled.__call__`, `mesh_executable_call` for
-`MeshExecutable.call` and `execute_replicated_call` for `ExecuteReplicated.__call__`. Each looks up
-the plans of its owner, compares the arguments with the guard of each, and runs the first that
-passes; otherwise the reference performs the call and a plan is recorded.
+`MeshExecutable.call` and `execute_replicated_call` for `ExecuteReplicated.__call__`. Each tries the
+plans of its owner, and the first that fits is run; otherwise the reference performs the call and a
+plan is recorded.
 """
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 
 from jaxmarshal._argtable cimport (
-    jm_table, jm_table_clear, jm_table_free, jm_table_init, jm_table_unresolve, push_argument
+    jm_table, jm_table_clear, jm_table_free, jm_table_init, push_argument
 )
+from jaxmarshal._call cimport Call, describe_call, flatten_call, match_call, try_plans
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_KEY_ARRAY, JM_OTHER, classify, jm_kind_is_argument, jm_kind_is_host,
-    kind_of_unknown
+    JM_OTHER, classify, jm_kind_is_argument, jm_kind_is_host, kind_of_unknown
 )
-from jaxmarshal._context cimport Context, current_context, post_hook_is_set
+from jaxmarshal._context cimport Context, running_context, post_hook_is_set
 from jaxmarshal._counters cimport counters
-from jaxmarshal._errors cimport propagate
+from jaxmarshal._intake cimport jm_intake
+from jaxmarshal._make_plan cimport make_plan, record_host_arguments
 from jaxmarshal._plan cimport (
-    Plan, Plans, build_results, check, failed_words, keep_plan, make_plan, plans_of,
-    record_host_arguments, run, set_results
+    Plan, Plans, begin, check_transfers, end, failed_words, keep_plan, plans_of, set_results
 )
 from jaxmarshal._records cimport REFUSED
 from jaxmarshal._stats cimport (
-    DELETED, EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, UNSUPPORTED, count_miss,
-    entries, entry_number, reason_is_about_a_kind, reason_of_kind
+    EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, UNSUPPORTED, count_miss, entries,
+    entry_number, reason_is_about_a_kind, reason_of_kind
 )
-from jaxmarshal._tree cimport (
-    NEEDS_REGISTRY, WHOLE_TREE, Structure, flatten, flatten_by_registry, free_structure,
-    init_structure, match, match_by_registry, move_structure
-)
+from jaxmarshal._tree cimport Structure, free_structure, init_structure
 
 from jaxmarshal import _reference
 
 cdef extern from *:
+    """
+    static inline PyObject **jm_tuple_items(PyObject *tuple) {
+        return ((PyTupleObject *)tuple)->ob_item;
+    }
+    """
+    PyObject** jm_tuple_items(object items) noexcept
     object PyObject_Call(object function, object args, PyObject* kwargs)
-
-# `check`, `run` and `_match_arguments` as their callers see them; see `_errors`.
-ctypedef int (*check_function)(Plan, jm_table*) noexcept
-ctypedef PyObject* (*run_function)(Plan, jm_table*) noexcept
-ctypedef int (*match_function)(Plan, tuple, dict, jm_table*) noexcept
 
 cdef enum:
     # A plan saves some 0.28 us for each array and loses 3.6 to 5.5 us for each host argument.
@@ -68,7 +66,7 @@ cdef int _not_now(Plans plans):
     return plans.refusal
 
 
-cdef Context _context_for_execution(Plans plans, int* reason):
+cdef Context context_for_execution(Plans plans, int* reason):
     """The current context if an executable may run without the reference looking on.
 
     The cheapest questions first: a refused call should not cost more than it has to.
@@ -79,57 +77,13 @@ cdef Context _context_for_execution(Plans plans, int* reason):
     if post_hook_is_set():
         reason[0] = HOOK
         return None
-    return current_context(reason)
+    return running_context(reason)
 
 
-cdef bint _is_about_deleted(object error, jm_table* table) except -1:
-    """Did a run fail because an argument was donated before? Nothing has happened then."""
-    cdef Py_ssize_t i
-    if "deleted or donated" not in str(error):
-        return False
-    for i in range(table.count):
-        if table.slots[i].kind != JM_ARRAY and table.slots[i].kind != JM_KEY_ARRAY:
-            continue
-        if (<object>table.slots[i].obj).is_deleted():
-            return True
-    return False
-
-
-cdef list _deleted_or_raise(jm_table* table, int* reason):
-    """jaxlib has just reported an error: None with DELETED where nothing was run, or raise it."""
-    try:
-        propagate()
-    except Exception as error:
-        if not _is_about_deleted(error, table):
-            raise
-    reason[0] = DELETED
-    return None
-
-
-cdef int _not_compared() except -1:
-    """The guard has just reported an error: whatever cannot be compared is the reference's."""
-    try:
-        propagate()
-    except Exception:
-        pass
-    return NOT_RECORDED
-
-
-cdef list _try_plan(Plan plan, jm_table* table, int* reason):
-    """The results of the plan, or None with a reason why it does not apply."""
-    cdef PyObject* results
-    reason[0] = (<check_function>check)(plan, table)
-    if reason[0] < 0:
-        reason[0] = _not_compared()
-    if reason[0]:
-        return None
-    results = (<run_function>run)(plan, table)
-    if results == NULL:
-        return _deleted_or_raise(table, reason)
-    found = <object>results
-    Py_DECREF(found)    # `found` owns it now
-    if found is None:
-        reason[0] = DELETED
+cdef inline object _owned(PyObject* result):
+    """A new reference as an object."""
+    found = <object>result
+    Py_DECREF(found)
     return found
 
 
@@ -154,13 +108,20 @@ cdef int _fill_flat(tuple args, jm_table* table) except -1:
     return HIT
 
 
-cdef Plan _make_flat_plan(object owner, Context context, jm_table* table, int* reason):
+cdef Plan _make_flat_plan(object owner, tuple args, Context context, jm_table* table, int* reason):
     """A plan for these arguments, or None with a reason."""
+    cdef Plan plan
     try:
+        reason[0] = _fill_flat(args, table)
+        if reason[0]:
+            return None
         executable = owner
         while executable is not None and type(executable) is not _execute_replicated_type:
             executable = executable.unsafe_call
-        return make_plan(context, table, executable, None, reason)
+        plan = make_plan(context, table, executable, None, reason)
+        if plan is not None:
+            plan.positional = len(args)
+        return plan
     except Exception:
         reason[0] = EXECUTABLE
         return None
@@ -168,34 +129,32 @@ cdef Plan _make_flat_plan(object owner, Context context, jm_table* table, int* r
 
 cdef object call_flat(object owner, tuple args, int entry, object reference):
     cdef jm_table table
+    cdef Call call
     cdef Plan plan
-    cdef int reason
+    cdef PyObject* results
+    cdef int reason = HIT, refused
     cdef Plans plans = plans_of(owner)
-    cdef Context context = _context_for_execution(plans, &reason)
+    cdef Context context = context_for_execution(plans, &reason)
     if reason:
         count_miss(entry, reason)
         return reference(owner, *args)
+    if plans is not None:
+        call.args = jm_tuple_items(args)
+        call.n = len(args)
+        call.names = NULL
+        call.flat = True
+        results = try_plans(plans, context, &call, &reason)
+        if results != NULL:
+            entries[entry].hits += 1
+            return _owned(results)
+    else:
+        reason = NOT_RECORDED
     jm_table_init(&table, &counters)
     try:
-        reason = _fill_flat(args, &table)
-        if reason:
-            count_miss(entry, reason)
-            return reference(owner, *args)
-        reason = NOT_RECORDED
-        if plans is not None:
-            for item in plans.plans:
-                plan = <Plan>item
-                if plan.context is not context:
-                    continue
-                results = _try_plan(plan, &table, &reason)
-                if results is not None:
-                    entries[entry].hits += 1
-                    return results
-                jm_table_unresolve(&table)
+        plan = _make_flat_plan(owner, args, context, &table, &refused)
         count_miss(entry, reason)
-        plan = _make_flat_plan(owner, context, &table, &reason)
         result = reference(owner, *args)
-        _keep(owner, plan, reason, &table)
+        _keep(owner, plan, refused, &table)
         return result
     finally:
         jm_table_free(&table)
@@ -229,30 +188,7 @@ def results_handler_call(self, out_bufs):
 
 # --- Trees: Compiled.__call__ --------------------------------------------------------------------
 
-cdef int _match_arguments(Plan plan, tuple args, dict kwargs, jm_table* table) except -1:
-    cdef Py_ssize_t step = 0, leaves = 0
-    if plan.arguments.count == 1 and plan.arguments.steps[0].op == WHOLE_TREE:
-        return match_by_registry((args, kwargs), &plan.arguments, table)
-    return (
-        match(args, &plan.arguments, &step, &leaves, table)
-        and match(kwargs, &plan.arguments, &step, &leaves, table)
-        and step == plan.arguments.count and leaves == 0
-    )
-
-
-cdef bint _matches(Plan plan, tuple args, dict kwargs, jm_table* table) except -1:
-    """Fill the table if the arguments have the plan's structure. Errors are the reference's."""
-    cdef int matched
-    jm_table_clear(table)
-    matched = (<match_function>_match_arguments)(plan, args, kwargs, table)
-    if matched < 0:
-        _not_compared()
-        return False
-    return matched
-
-
-cdef bint _is_better_in_cpp(jm_table* table) noexcept:
-    """Does jaxlib's C++ call, which makes no array objects of host arguments, cost less?"""
+cdef bint is_better_in_cpp(jm_table* table) noexcept:
     cdef Py_ssize_t i, host = 0
     for i in range(table.count):
         host += jm_kind_is_host(table.slots[i].kind)
@@ -260,29 +196,22 @@ cdef bint _is_better_in_cpp(jm_table* table) noexcept:
 
 
 cdef Plan _make_tree_plan(
-    object owner, tuple args, dict kwargs, Context context, jm_table* table, int* reason
+    object owner, Call* call, Context context, jm_table* table, int* reason
 ):
     """A plan for a Compiled and these arguments, or None with a reason."""
     cdef Structure structure
     cdef Plan plan = None
-    jm_table_clear(table)
-    init_structure(&structure)
+    init_structure(&structure, by_node=True)
     try:
         params = owner._params
         executable = params.executable
         if params.is_high or type(executable) is not _mesh_executable_type:
             reason[0] = EXECUTABLE
             return None
-        reason[0] = flatten(args, NULL, &structure, table)
-        if reason[0] == HIT:
-            reason[0] = flatten(kwargs, NULL, &structure, table)
-        if reason[0] == NEEDS_REGISTRY:
-            free_structure(&structure)
-            jm_table_clear(table)
-            reason[0] = flatten_by_registry((args, kwargs), &structure, table)
+        reason[0] = flatten_call(call, None, &structure, table)
         if reason[0]:
             return None
-        if _is_better_in_cpp(table):
+        if is_better_in_cpp(table):
             reason[0] = HOST_LEAVES
             return None
         constants = params.const_args
@@ -290,7 +219,7 @@ cdef Plan _make_tree_plan(
             constants = list(executable.shard_const_args(constants))
         plan = make_plan(context, table, executable.unsafe_call, constants or None, reason)
         if plan is not None:
-            move_structure(&plan.arguments, &structure)
+            describe_call(plan, call, None, &structure)
             if not set_results(plan, params.out_tree):
                 reason[0] = EXECUTABLE
                 return None
@@ -310,32 +239,47 @@ cdef object _call_prepared(object compiled, tuple args, dict kwargs):
     return PyObject_Call(call, args, <PyObject*>kwargs if kwargs else NULL)
 
 
+cdef tuple _gather(Call* call, tuple args, dict kwargs):
+    """Describe a call; returns what keeps its pointers alive."""
+    cdef tuple values = args, names = None
+    call.n = len(args)
+    call.names = NULL
+    call.flat = False
+    if kwargs:
+        values = args + tuple(kwargs.values())
+        names = tuple(kwargs)
+        call.names = <PyObject*>names
+    call.args = jm_tuple_items(values)
+    return values if names is None else (values, names)
+
+
 def compiled_call(self, *args, **kwargs):
     """`jax.stages.Compiled.__call__`: positional and keyword arguments, any pytree."""
     cdef jm_table table
+    cdef Call call
     cdef Plan plan
-    cdef int reason
+    cdef PyObject* found
+    cdef tuple _alive
+    cdef int reason = HIT, refused
     cdef Plans plans = plans_of(self)
-    cdef Context context = _context_for_execution(plans, &reason)
+    cdef Context context = context_for_execution(plans, &reason)
     if reason:
         count_miss(_compiled_entry, reason)
         return _call_prepared(self, args, kwargs)
+    _alive = _gather(&call, args, kwargs)
+    if plans is not None:
+        found = try_plans(plans, context, &call, &reason)
+        if found != NULL:
+            entries[_compiled_entry].hits += 1
+            return _owned(found)
+    else:
+        reason = NOT_RECORDED
     jm_table_init(&table, &counters)
     try:
-        reason = NOT_RECORDED
-        if plans is not None:
-            for item in plans.plans:
-                plan = <Plan>item
-                if plan.context is not context or not _matches(plan, args, kwargs, &table):
-                    continue
-                results = _try_plan(plan, &table, &reason)
-                if results is not None:
-                    entries[_compiled_entry].hits += 1
-                    return build_results(plan, results)
+        plan = _make_tree_plan(self, &call, context, &table, &refused)
         count_miss(_compiled_entry, reason)
-        plan = _make_tree_plan(self, args, kwargs, context, &table, &reason)
         result = _call_prepared(self, args, kwargs)
-        _keep(self, plan, reason, &table)
+        _keep(self, plan, refused, &table)
         return result
     finally:
         jm_table_free(&table)
@@ -344,7 +288,7 @@ def compiled_call(self, *args, **kwargs):
 # --- Asking without running ----------------------------------------------------------------------
 
 cdef int _refusal(
-    object owner, tuple args, dict kwargs, Context context, jm_table* table, Py_ssize_t* index
+    object owner, Call* call, Context context, jm_table* table, Py_ssize_t* index
 ) except -1:
     """Why no plan can be made for these arguments, and which one is in the way; or HIT."""
     cdef int reason
@@ -352,7 +296,7 @@ cdef int _refusal(
     index[0] = -1
     if owner._params.const_args:
         return HIT    # they would have to be placed to know
-    if _make_tree_plan(owner, args, kwargs, context, table, &reason) is not None:
+    if _make_tree_plan(owner, call, context, table, &reason) is not None:
         return HIT
     for i in range(table.count):
         if table.slots[i].action == REFUSED or not jm_kind_is_argument(table.slots[i].kind):
@@ -363,46 +307,60 @@ cdef int _refusal(
     return reason
 
 
-def probe_compiled(compiled, tuple args, dict kwargs):
-    """What `compiled(*args, **kwargs)` would do: (reason, argument, recorded word, found word).
-
-    The argument is a number in the order of the flattened arguments, or -1 for none in particular.
-    """
+cdef tuple probe_plans(Plans plans, Context context, Call* call):
     cdef jm_table table
+    cdef jm_intake intake
     cdef Plan plan
-    cdef int reason, refused
     cdef bint matched = False
-    cdef Py_ssize_t index, passed, best = 0
-    cdef tuple words = (-1, None, None)
-    cdef Plans plans = plans_of(compiled)
-    cdef Context context = _context_for_execution(None, &reason)
-    if reason:
-        return (reason, *words)
-    reason = NOT_RECORDED
+    cdef Py_ssize_t passed, best = -1
+    cdef tuple answer = (<int>NOT_RECORDED, -1, None, None)
     jm_table_init(&table, &counters)
     try:
         for item in [] if plans is None else plans.plans:
             plan = <Plan>item
             if plan.context is not context:
                 continue
-            if not _matches(plan, args, kwargs, &table):
-                reason = reason if matched else <int>TREE
-                continue
-            refused = check(plan, &table)
-            if refused == HIT:
-                return (HIT, -1, None, None)
-            passed = plan.count if plan.failed_at < 0 else plan.failed_at
-            if not matched or passed > best:    # the plan that fits best is the one meant
-                best = passed
-                reason = refused
-                words = failed_words(plan, &table, reason)
-            matched = True
-        if reason == TREE or reason == NOT_RECORDED:
-            refused = _refusal(compiled, args, kwargs, context, &table, &index)
-            if refused == HIT and plans is not None and not plans.plans:
-                refused = plans.refusal
-            if refused:
-                return (refused, index, None, None)
+            begin(plan, &intake, &table, False)
+            try:
+                matched = match_call(plan, call, &intake)
+                if matched and intake.guard == intake.end:
+                    return (check_transfers(&intake), -1, None, None)
+                passed = intake.guard - plan.guards
+                if intake.reason == HIT:
+                    if best < 0:
+                        answer = (<int>TREE, -1, None, None)
+                elif passed > best:    # the plan that fits best is the one meant
+                    best = passed
+                    answer = (intake.reason, *failed_words(&intake))
+            finally:
+                end(&intake)
     finally:
         jm_table_free(&table)
-    return (reason, *words)
+    return answer
+
+
+def probe_compiled(compiled, tuple args, dict kwargs):
+    """What `compiled(*args, **kwargs)` would do: (reason, argument, recorded word, found word).
+
+    The argument is a number in the order of the flattened arguments, or -1 for none in particular.
+    """
+    cdef jm_table table
+    cdef Call call
+    cdef int reason, refused
+    cdef Py_ssize_t index
+    cdef tuple answer, _alive = _gather(&call, args, kwargs)
+    cdef Plans plans = plans_of(compiled)
+    cdef Context context = context_for_execution(None, &reason)
+    if reason:
+        return (reason, -1, None, None)
+    answer = probe_plans(plans, context, &call)
+    if answer[0] != TREE and answer[0] != NOT_RECORDED:
+        return answer
+    jm_table_init(&table, &counters)
+    try:
+        refused = _refusal(compiled, &call, context, &table, &index)
+    finally:
+        jm_table_free(&table)
+    if refused == HIT and plans is not None and not plans.plans:
+        refused = plans.refusal
+    return (refused, index, None, None) if refused else answer

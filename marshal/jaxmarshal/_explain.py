@@ -24,7 +24,7 @@ class Explanation:
       reason: the name of the reason in `stats()`; "hit" for a hit.
       meaning: the reason in words.
       advice: what can be done about it.
-      leaf: the path of the argument in question, such as "args[0]['w']", or None.
+      leaf: the path of the argument in question, such as `args[0]['w']`, or None.
       recorded: the word of the guard that was recorded for this argument, or None.
       found: the word that was found instead, or None.
       installed: does this function go through jaxmarshal now? If not, `hit` says what the call

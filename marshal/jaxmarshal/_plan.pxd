@@ -1,50 +1,41 @@
 """Plans: a loaded executable with everything prepared, and the guard that says when it applies.
 
 A plan is recorded from a call that the reference has just performed and belongs to the object it
-was recorded for (its *owner*: a Compiled, a MeshExecutable or an ExecuteReplicated). It owns the
-executable's bound method, result handlers, constants and the guard's words, and never an argument.
-It dies with its owner, on `jax.clear_caches()`, and when newer plans need its place.
+was recorded for (its *owner*: a Compiled, a MeshExecutable, an ExecuteReplicated or a jitted
+function). It owns the executable's bound method, result handlers, constants and the guard's words,
+and never an argument. It dies with its owner, on `jax.clear_caches()`, and when newer plans need
+its place.
 """
 
 from cpython.object cimport PyObject
 from jaxmarshal._argtable cimport jm_slot, jm_table
 from jaxmarshal._context cimport Context
-from jaxmarshal._layout cimport jm_array_layout
+from jaxmarshal._intake cimport jm_guard, jm_intake
 from jaxmarshal._tree cimport Structure
 
 cdef enum:
     PLANS_PER_OWNER = 8
 
-cdef extern from "jaxmarshal/guard.h":
-    ctypedef struct jm_guard:
-        PyObject* aval
-        PyObject* sharding
-        PyObject* put
-        PyObject* impl
-        unsigned char kind
-        unsigned char kept
-        unsigned char committed
-    bint jm_words_are_known(const jm_array_layout* layout) noexcept nogil
-    Py_ssize_t jm_words_match_until(
-        const jm_array_layout* layout, const jm_guard* guards, const jm_slot* slots,
-        Py_ssize_t start, Py_ssize_t count
-    ) noexcept nogil
-
 cdef class Plan:
     cdef Context context        # the configuration it was recorded under; compared by pointer
-    cdef Structure arguments    # of positional, then keyword arguments; unused for flat sequences
-    cdef Py_ssize_t count       # arguments, constants not counted
+    cdef Py_ssize_t positional  # how many arguments by position
+    cdef Py_ssize_t keywords    # and by name
+    cdef tuple names            # of those that are not static, sorted
+    cdef list statics           # a StaticArgument for each static one, or None for none
+    cdef bytes is_static        # then a flag for each argument by position
+    cdef Structure arguments    # of the others, by position and then by name; unused if flat
+    cdef bint runs_user_code    # comparing structures does: there are custom nodes
+    cdef Py_ssize_t count       # leaves, constants not counted
     cdef jm_guard* guards       # owned heap block of `count`
     cdef Py_ssize_t inputs      # of the executable: constants and arguments that are kept
-    cdef bint arrays_only       # the inputs are the arguments: all are arrays, none is pruned
     cdef list constants         # owned: arrays that go before the arguments, or None
     cdef object execute         # bound method of the loaded executable
     cdef list handlers          # of the results
-    cdef Py_ssize_t failed_at   # the argument at which the guard last failed, or -1; for `explain`
     cdef Structure results      # of the tree of results; empty for a flat list
+    cdef bint single            # it is one leaf
     cdef object unflatten       # where only JAX can build that tree: makes it of the list, or None
 
-# The plans of one owner, the most recently used first.
+# The plans of one owner, the most recently recorded first.
 cdef class Plans:
     cdef list plans
     cdef int failures    # how often in a row no plan could be made
@@ -58,31 +49,34 @@ cdef Plans plans_of(object owner)
 # `reason`, so that attempts become rarer. Raises what making a weak reference raises.
 cdef int keep_plan(object owner, Plan plan, int reason) except -1
 
-# The guard: HIT if the arguments in `table` are what the plan wants, else a `_stats.Reason`.
-# Resolves host arguments (`ready`, `plan`, `target` of their slots) and typed keys (`ready`, their
-# base array, and its `buffer`); no other effect.
-cdef int check(Plan plan, jm_table* table) except -1
+# The same where the plans of an owner are at hand.
+cdef int add_plan(Plans plans, Plan plan, int reason) except -1
 
-# Where and why `check` last failed: (argument number or -1, recorded word, found word).
-cdef tuple failed_words(Plan plan, jm_table* table, int reason)
+# Begin to take the arguments of a call for this plan, in order, with `jm_take`: the guard. Host
+# arguments and typed keys get slots in `table`, which is initialised and empty. `by_pointer` skips
+# comparisons by equality. Once it has returned, `end` has to be called, whatever follows.
+cdef int begin(Plan plan, jm_intake* intake, jm_table* table, bint by_pointer) except -1
 
-# Run a plan whose guard has passed; the list of results, or None if an argument was deleted in the
-# meantime and nothing was run. Raises what jaxlib raises.
-cdef list run(Plan plan, jm_table* table)
+# Release the arguments that were taken and empty the table.
+cdef void end(jm_intake* intake) noexcept
 
-# The tree of the results that `run` returned. Raises what node constructors raise.
-cdef object build_results(Plan plan, list results)
+# Where and why an argument did not pass: (its number or -1, recorded word, found word).
+cdef tuple failed_words(jm_intake* intake)
+
+# When every argument was taken: GUARD if host arguments would have to pass a transfer guard, or HIT.
+cdef int check_transfers(jm_intake* intake) except -1
+
+# Run a plan when every argument was taken: a new reference to the list of results; or NULL with the
+# intake's reason if transfers are guarded or an argument was deleted in the meantime, and nothing
+# was run. Raises what jaxlib raises.
+cdef PyObject* run(Plan plan, jm_intake* intake) except? NULL
+
+# The tree of the results that `run` returned, a new reference; takes over that of the list.
+# Raises what node constructors raise.
+cdef PyObject* build_results(Plan plan, PyObject* results) except NULL
 
 # Have `build_results` make trees of this structure. 0 where the plan has not as many results.
 cdef bint set_results(Plan plan, object treedef) except -1
 
-# Make a plan for the arguments in `table`, before the reference performs the call, or return None
-# with a reason where only the reference can run this executable with such arguments. `executable`
-# is an ExecuteReplicated; `constants`, or None, go before the arguments. The slot of an argument
-# that is in the way has the action REFUSED then, for `explain`.
-cdef Plan make_plan(
-    Context context, jm_table* table, object executable, list constants, int* reason
-)
-
-# After the reference has performed the call: have the placement of host arguments recorded too.
-cdef int record_host_arguments(Plan plan, jm_table* table) except -1
+# Put the base array of a typed key into its slot. 0 if that is no ArrayImpl.
+cdef bint take_base_array(jm_slot* slot) except -1

@@ -1,53 +1,71 @@
-"""Plans: making, keeping, guarding and running them."""
+"""Plans: keeping, guarding and running them."""
 
-from cpython.object cimport PyObject
+from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
-from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
+from cpython.tuple cimport PyTuple_New
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 import weakref
 
-from jaxmarshal._argtable cimport jm_slot, jm_table
-from jaxmarshal._classify cimport JM_ARRAY, JM_KEY_ARRAY, jm_kind_is_host
+from jaxmarshal._argtable cimport (
+    JM_COUNT_BUFFER_READ, jm_slot, jm_table, jm_table_clear, push_argument
+)
+from jaxmarshal._classify cimport (
+    JM_ARRAY, JM_KEY_ARRAY, Py_TYPE, classify, jm_kind_is_argument, jm_kind_is_host,
+    jm_kind_of_type, types
+)
 from jaxmarshal._context cimport Context, on_forget, transfers_unguarded
 from jaxmarshal._counters cimport counters, jm_counters
-from jaxmarshal._records cimport (
-    REFUSED, LeafPlan, TargetPlan, ensure_recorded, find_target, put_host, records_of, resolve_host
-)
+from jaxmarshal._errors cimport propagate
+from jaxmarshal._intake cimport jm_guard, jm_intake, jm_words_are_known
 from jaxmarshal._layout cimport (
     array_aval, array_buffer, array_committed, array_layout_is_default, array_sharding, layout
 )
-from jaxmarshal._stats cimport (
-    AVAL, COMMITTED, DELETED, EXECUTABLE, GUARD, HIT, KEY_ARRAY, LAYOUT, NOT_RECORDED, SHARDING
+from jaxmarshal._records cimport (
+    LeafPlan, TargetPlan, find_target, put_host, records_of, resolve_host
 )
-from jaxmarshal._tree cimport free_structure, init_structure, rebuild, record_treedef
+from jaxmarshal._stats cimport (
+    AVAL, COMMITTED, DELETED, GUARD, HIT, KEY_ARRAY, LAYOUT, NOT_RECORDED, SHARDING
+)
+from jaxmarshal._tree cimport LEAVES, free_structure, init_structure, rebuild, record_treedef
 
 from jaxmarshal import _reference
 
 cdef extern from *:
     """
     #define JM_COUNT_PLANS(counters, by) JM_COUNT(counters, live_plans, by)
-    """
-    void JM_COUNT_PLANS(jm_counters* counters, int by) noexcept
-
-cdef extern from *:
-    """
     static inline PyObject **jm_list_items(PyObject *list) {
         return ((PyListObject *)list)->ob_item;
     }
+    static inline PyObject **jm_tuple_items(PyObject *tuple) {
+        return ((PyTupleObject *)tuple)->ob_item;
+    }
     """
+    void JM_COUNT_PLANS(jm_counters* counters, int by) noexcept
     PyObject** jm_list_items(object items) noexcept
+    PyObject** jm_tuple_items(object items) noexcept
+    PyObject* PyObject_CallOneArg(PyObject* function, PyObject* arg) noexcept
+    PyObject* PyObject_Vectorcall(
+        PyObject* function, PyObject** args, size_t n, PyObject* names
+    ) noexcept
+
+# As `jm_intake` holds it; see `_errors`.
+ctypedef int (*look_function)(jm_intake*, PyObject*) noexcept
 
 cdef enum:
     RECENT_OWNERS = 256    # a power of two
     MOST_FAILURES = 10     # then one call in 1023 tries to make a plan
 
+    # jaxlib puts off releasing what other threads let go of; see `run`.
+    CALLS_PER_COLLECTION = 64
+
 cdef object _consume = _reference.consume_results
+cdef object _collect_garbage = _reference.collect_garbage
 cdef object _array_type = _reference.ArrayImpl
-cdef object _single_type = _reference.SingleDeviceSharding
-cdef object _named_type = _reference.NamedSharding
+cdef object _key_type = _reference.PRNGKeyArray
+cdef Py_ssize_t _runs = 0
 
 
 cdef class Plan:
@@ -65,8 +83,7 @@ cdef class Plan:
         if self.guards != NULL:
             for i in range(self.count):
                 Py_XDECREF(self.guards[i].aval)
-                Py_XDECREF(self.guards[i].sharding)
-                Py_XDECREF(self.guards[i].put)
+                Py_XDECREF(self.guards[i].where)
                 Py_XDECREF(self.guards[i].impl)
             free(self.guards)
             JM_COUNT_PLANS(&counters, -1)
@@ -121,6 +138,10 @@ cdef int keep_plan(object owner, Plan plan, int reason) except -1:
         plans = Plans()
         # The callback runs before the owner's memory is free for another object.
         _owners[key] = (weakref.ref(owner, lambda _, key=key: _drop(key)), plans)
+    return add_plan(plans, plan, reason)
+
+
+cdef int add_plan(Plans plans, Plan plan, int reason) except -1:
     if plan is None:
         plans.failures = min(plans.failures + 1, MOST_FAILURES)
         plans.skip = (1 << plans.failures) - 2
@@ -164,16 +185,20 @@ cdef inline bint _same(PyObject** recorded, object found) except -1:
     return True
 
 
-cdef inline int _check_array(jm_guard* guard, object array, void* buffer) except -1:
-    if buffer == NULL:
-        return DELETED
+cdef int _check_array(jm_guard* guard, object array) except -1:
+    cdef void* buffer
     if not _same(&guard.aval, array_aval(array)):
-        return AVAL
-    if not _same(&guard.sharding, array_sharding(array)):
-        return SHARDING
+        return DELETED if array_buffer(array) == NULL else <int>AVAL
+    if not _same(&guard.where, array_sharding(array)):
+        return DELETED if array_buffer(array) == NULL else <int>SHARDING
     if array_committed(array) != guard.committed:
         return COMMITTED
-    if guard.kept and not array_layout_is_default(array, buffer):
+    # Read here: what was just compared may have run code that deletes arrays.
+    buffer = array_buffer(array)
+    JM_COUNT_BUFFER_READ(&counters)
+    if buffer == NULL:
+        return DELETED
+    if guard.input >= 0 and not array_layout_is_default(array, buffer):
         return LAYOUT
     return HIT
 
@@ -181,15 +206,14 @@ cdef inline int _check_array(jm_guard* guard, object array, void* buffer) except
 cdef int _check_key(jm_guard* guard, jm_slot* slot) except -1:
     """A typed key is its implementation and a base array, which goes to the executable."""
     cdef object key = <object>slot.obj
-    if not _take_base_array(slot):
+    if not take_base_array(slot):
         return KEY_ARRAY
     if <PyObject*>key._impl != guard.impl:
         return AVAL
-    return _check_array(guard, <object>slot.ready, slot.buffer)
+    return _check_array(guard, <object>slot.ready)
 
 
-cdef bint _take_base_array(jm_slot* slot) except -1:
-    """Put the base array of a typed key into its slot. False if that is no ArrayImpl."""
+cdef bint take_base_array(jm_slot* slot) except -1:
     base = (<object>slot.obj)._base_array
     if type(base) is not _array_type:
         return False
@@ -203,7 +227,7 @@ cdef bint _take_base_array(jm_slot* slot) except -1:
 cdef int _check_host(jm_guard* guard, jm_slot* slot, Context context) except -1:
     cdef TargetPlan target
     cdef int reason
-    target = find_target(records_of(context), <object>guard.put)
+    target = find_target(records_of(context), <object>guard.where)
     if target is None:
         return NOT_RECORDED
     reason = resolve_host(slot, target)
@@ -218,130 +242,209 @@ cdef int _check_host(jm_guard* guard, jm_slot* slot, Context context) except -1:
     return HIT
 
 
-cdef int check(Plan plan, jm_table* table) except -1:
-    cdef Py_ssize_t i = 0
+cdef inline void _set_input(jm_intake* intake, jm_guard* guard, PyObject* array) noexcept:
+    if guard.input >= 0:
+        Py_INCREF(<object>array)
+        intake.inputs[guard.input] = array
+
+
+cdef int _take_array(jm_intake* intake, object array) except -1:
+    cdef int reason = _check_array(intake.guard, array)
+    if reason == HIT:
+        _set_input(intake, intake.guard, <PyObject*>array)
+    return reason
+
+
+cdef int _take_other(jm_intake* intake, object obj, int kind) except -1:
+    """A typed key, or host data, which are placed once every argument has passed."""
     cdef jm_slot* slot
-    cdef jm_guard* guard
-    cdef bint host = False, words = jm_words_are_known(&layout)
     cdef int reason
-    plan.failed_at = -1
-    if table.count != plan.count:
-        return NOT_RECORDED
-    while True:
-        if words:
-            i = jm_words_match_until(&layout, plan.guards, table.slots, i, plan.count)
-        if i == plan.count:
-            break
-        slot = &table.slots[i]
-        guard = &plan.guards[i]
-        if (slot.kind == JM_ARRAY) != (guard.kind == JM_ARRAY) or (
-            (slot.kind == JM_KEY_ARRAY) != (guard.kind == JM_KEY_ARRAY)
-        ):
-            plan.failed_at = i
-            return NOT_RECORDED
-        if slot.kind == JM_ARRAY:
-            reason = _check_array(guard, <object>slot.obj, slot.buffer)
-        elif slot.kind == JM_KEY_ARRAY:
-            reason = _check_key(guard, slot)
-        else:
-            reason = _check_host(guard, slot, plan.context)
-            host = True
-        if reason:
-            plan.failed_at = i
-            return reason
-        i += 1
-    if host and not transfers_unguarded(True, False):
-        return GUARD
-    return HIT
+    cdef jm_guard* guard = intake.guard
+    push_argument(intake.table, obj, kind, NULL)
+    slot = &intake.table.slots[intake.table.count - 1]
+    slot.number = guard - (<Plan>intake.plan).guards
+    if kind != JM_KEY_ARRAY:
+        return _check_host(guard, slot, (<Plan>intake.plan).context)
+    reason = _check_key(guard, slot)
+    if reason == HIT:
+        _set_input(intake, guard, slot.ready)
+    return reason
 
 
-cdef tuple failed_words(Plan plan, jm_table* table, int reason):
-    cdef jm_guard* guard
-    cdef jm_slot* slot
-    if plan.failed_at < 0:
+cdef int _look(jm_intake* intake, PyObject* obj) except -1:
+    """Look closer at an argument whose words did not match; see `jm_intake`."""
+    cdef int kind = classify(obj), wanted = intake.guard.kind, reason
+    if not jm_kind_is_argument(kind):
+        return 0
+    if kind == JM_ARRAY and wanted == JM_ARRAY:
+        reason = _take_array(intake, <object>obj)
+    elif (kind == JM_KEY_ARRAY) == (wanted == JM_KEY_ARRAY) and kind != JM_ARRAY and (
+        wanted != JM_ARRAY
+    ):
+        reason = _take_other(intake, <object>obj, kind)
+    else:
+        reason = NOT_RECORDED
+    if reason:
+        intake.reason = reason
+        Py_INCREF(<object>obj)
+        intake.found = obj
+        return 0
+    intake.guard += 1
+    return 1
+
+
+cdef int _look_at_others(jm_intake* intake, PyObject* obj) except -1:
+    """The same where avals and shardings that are equal but another object do not count."""
+    if jm_kind_of_type(&types, Py_TYPE(obj)) == JM_ARRAY:
+        intake.reason = NOT_RECORDED
+        return 0
+    return _look(intake, obj)
+
+
+cdef int begin(Plan plan, jm_intake* intake, jm_table* table, bint by_pointer) except -1:
+    cdef Py_ssize_t i
+    cdef tuple inputs = PyTuple_New(plan.inputs)    # quicker to make than a list
+    Py_INCREF(inputs)
+    intake.tuple = <PyObject*>inputs
+    intake.inputs = jm_tuple_items(inputs)
+    intake.layout = &layout
+    intake.array_type = NULL
+    if jm_words_are_known(&layout):
+        intake.array_type = <PyTypeObject*>_array_type
+    intake.guard = plan.guards
+    intake.end = plan.guards + plan.count
+    intake.table = table
+    intake.plan = <void*>plan
+    intake.found = NULL
+    intake.reason = HIT
+    intake.look = <look_function>(_look_at_others if by_pointer else _look)
+    if plan.constants is not None:
+        for i, array in enumerate(plan.constants):
+            Py_INCREF(array)
+            intake.inputs[i] = <PyObject*>array
+    return 0
+
+
+cdef void end(jm_intake* intake) noexcept:
+    Py_XDECREF(intake.tuple)
+    Py_XDECREF(intake.found)
+    jm_table_clear(intake.table)
+
+
+cdef tuple failed_words(jm_intake* intake):
+    cdef jm_guard* guard = intake.guard
+    cdef int reason = intake.reason
+    cdef Py_ssize_t number = guard - (<Plan>intake.plan).guards
+    if intake.found == NULL:
         return (-1, None, None)
-    guard = &plan.guards[plan.failed_at]
-    slot = &table.slots[plan.failed_at]
-    found = <object>slot.obj
-    if slot.kind == JM_KEY_ARRAY and guard.kind == JM_KEY_ARRAY:
+    found = <object>intake.found
+    if guard.kind == JM_KEY_ARRAY and type(found) is _key_type:
         if reason == AVAL and <PyObject*>found._impl != guard.impl:
-            return (plan.failed_at, <object>guard.impl, found._impl)
+            return (number, <object>guard.impl, found._impl)
         found = found._base_array
     if reason == AVAL:
-        return (plan.failed_at, <object>guard.aval, _reference.abstractify(found))
+        return (number, <object>guard.aval, _reference.abstractify(found))
     if reason == SHARDING:
-        return (plan.failed_at, <object>guard.sharding, found.sharding)
+        return (number, <object>guard.where, found.sharding)
     if reason == COMMITTED:
-        return (plan.failed_at, bool(guard.committed), found.committed)
+        return (number, bool(guard.committed), found.committed)
     if reason == LAYOUT:
-        return (plan.failed_at, "the default layout", found.format.layout)
+        return (number, "the default layout", found.format.layout)
     if reason == DELETED:
-        return (plan.failed_at, "a live array", "a deleted array")
-    return (plan.failed_at, None, type(found))
+        return (number, "a live array", "a deleted array")
+    return (number, None, type(found))
 
 
 # --- Running -------------------------------------------------------------------------------------
 
-cdef inline void _set_input(tuple inputs, Py_ssize_t i, object array) noexcept:
-    Py_INCREF(array)
-    PyTuple_SET_ITEM(inputs, i, array)
+cdef int check_transfers(jm_intake* intake) except -1:
+    cdef Py_ssize_t i
+    for i in range(intake.table.count):
+        if jm_kind_is_host(intake.table.slots[i].kind):
+            return <int>HIT if transfers_unguarded(True, False) else <int>GUARD
+    return HIT
 
 
-cdef inline object _array_of(jm_slot* slot):
-    """The array that goes to the executable: the argument, or the base array of a typed key."""
-    return <object>(slot.ready if slot.kind == JM_KEY_ARRAY else slot.obj)
-
-
-cdef tuple _inputs(Plan plan, jm_table* table):
-    """The executable's inputs: constants, arrays as they are, host arguments placed.
-
-    None if an array was deleted by another thread while a host argument was placed.
-    """
-    cdef Py_ssize_t i, n = 0
-    cdef bint placed = False
-    cdef jm_guard* guard
+cdef int _put_host_arguments(Plan plan, jm_intake* intake) except -1:
+    """Put the host arguments where they go. DELETED if another thread deleted an array then."""
+    cdef Py_ssize_t i
     cdef jm_slot* slot
-    cdef tuple inputs = PyTuple_New(plan.inputs)    # quicker to make than a list
-    if plan.arrays_only:
-        for i in range(plan.count):
-            _set_input(inputs, i, <object>table.slots[i].obj)
-        return inputs
-    if plan.constants is not None:
-        for array in plan.constants:
-            _set_input(inputs, n, array)
-            n += 1
-    for i in range(plan.count):
-        guard = &plan.guards[i]
-        if not guard.kept:
-            continue
-        slot = &table.slots[i]
-        if not jm_kind_is_host(guard.kind):
-            _set_input(inputs, n, _array_of(slot))
-        else:
-            _set_input(
-                inputs, n, put_host(slot, <TargetPlan>slot.target, <object>guard.put)
-            )
-            placed = True
-        n += 1
-    if placed:
-        for i in range(plan.count):
-            slot = &table.slots[i]
-            if not jm_kind_is_host(slot.kind) and array_buffer(_array_of(slot)) == NULL:
-                return None
-    return inputs
+    cdef jm_guard* guard
+    cdef int reason = check_transfers(intake)
+    if reason:
+        return reason
+    for i in range(intake.table.count):
+        slot = &intake.table.slots[i]
+        guard = &plan.guards[slot.number]
+        if jm_kind_is_host(slot.kind) and guard.input >= 0:
+            array = put_host(slot, <TargetPlan>slot.target, <object>guard.where)
+            Py_INCREF(array)
+            intake.inputs[guard.input] = <PyObject*>array
+    for i in range(plan.inputs):
+        if array_buffer(<object>intake.inputs[i]) == NULL:
+            return DELETED
+    return HIT
 
 
-cdef list run(Plan plan, jm_table* table):
-    cdef tuple inputs = _inputs(plan, table)
-    if inputs is None:
-        return None
-    return _consume(plan.execute(inputs), plan.handlers)
+cdef bint _is_about_deleted(object error, jm_intake* intake) except -1:
+    """Did a run fail because an argument was donated before? Nothing has happened then."""
+    if "deleted or donated" not in str(error):
+        return False
+    return any([array.is_deleted() for array in <tuple>intake.tuple])
 
 
-cdef object build_results(Plan plan, list results):
-    if plan.unflatten is not None:
-        return plan.unflatten(results)
-    return rebuild(&plan.results, jm_list_items(results), sizeof(void*))
+cdef int _deleted_or_raise(jm_intake* intake) except -1:
+    """jaxlib has just reported an error: raise it unless it is DELETED and nothing was run."""
+    try:
+        propagate()
+    except Exception as error:
+        if not _is_about_deleted(error, intake):
+            raise
+    intake.reason = DELETED
+    return 0
+
+
+cdef PyObject* _execute(Plan plan, PyObject* inputs) noexcept:
+    """A new reference to the list of results, or NULL with an error set."""
+    cdef PyObject* results
+    cdef PyObject* pair[2]
+    pair[0] = PyObject_CallOneArg(<PyObject*>plan.execute, inputs)
+    if pair[0] == NULL:
+        return NULL
+    pair[1] = <PyObject*>plan.handlers
+    results = PyObject_Vectorcall(<PyObject*>_consume, pair, 2, NULL)
+    Py_DECREF(<object>pair[0])
+    return results
+
+
+cdef PyObject* run(Plan plan, jm_intake* intake) except? NULL:
+    global _runs
+    cdef PyObject* results
+    if intake.table.count:
+        intake.reason = _put_host_arguments(plan, intake)
+        if intake.reason:
+            return NULL
+    # jaxlib's own calls do this now and then; `execute_sharded` does not.
+    _runs += 1
+    if _runs % CALLS_PER_COLLECTION == 0:
+        _collect_garbage()
+    results = _execute(plan, intake.tuple)
+    if results == NULL:
+        _deleted_or_raise(intake)
+    return results
+
+
+cdef PyObject* build_results(Plan plan, PyObject* results) except NULL:
+    cdef object built
+    if plan.single:
+        built = <object>jm_list_items(<object>results)[0]
+    elif plan.unflatten is not None:
+        built = plan.unflatten(<object>results)
+    else:
+        built = rebuild(&plan.results, jm_list_items(<object>results), sizeof(void*))
+    Py_DECREF(<object>results)
+    Py_INCREF(built)
+    return <PyObject*>built
 
 
 cdef bint set_results(Plan plan, object treedef) except -1:
@@ -349,140 +452,5 @@ cdef bint set_results(Plan plan, object treedef) except -1:
         return False
     if not record_treedef(treedef, &plan.results):
         plan.unflatten = treedef.unflatten
+    plan.single = plan.results.count == 1 and plan.results.steps[0].op == LEAVES
     return True
-
-
-# --- Making --------------------------------------------------------------------------------------
-
-cdef bint _is_plain(object executable) except -1:
-    """Can the executable be run by handing arrays to `execute_sharded` and nothing else?"""
-    if type(executable) is not _reference.ExecuteReplicated:
-        return False
-    if (
-        executable.ordered_effects or executable.has_unordered_effects
-        or executable.has_host_callbacks or executable.mut is not None
-        or executable.pgle_profiler is not None
-    ):
-        return False
-    in_handler = executable.in_handler
-    return (
-        type(in_handler) is _reference.pxla.InputsHandler
-        and all([wanted is None for wanted in in_handler.in_layouts])
-        and type(executable.out_handler) is _reference.pxla.ResultsHandler
-    )
-
-
-cdef bint _is_in_place(object array, object sharding) except -1:
-    """Would the reference hand this array to the executable as it is?"""
-    found = array.sharding
-    if found == sharding:
-        return True
-    if type(found) is not _single_type and type(found) is not _named_type:
-        return False
-    if found.num_devices != sharding.num_devices or found.memory_kind != sharding.memory_kind:
-        return False
-    if found.num_devices == 1:
-        return found._device_assignment == sharding._device_assignment
-    return array.committed and found.is_equivalent_to(sharding, array.ndim)
-
-
-cdef inline void _own(PyObject** place, object value) noexcept:
-    Py_INCREF(value)
-    place[0] = <PyObject*>value
-
-
-cdef int _make_host_guard(jm_guard* guard, object value, object sharding) except -1:
-    if sharding is not None and type(sharding) is not _single_type and (
-        type(sharding) is not _named_type
-    ):
-        return EXECUTABLE
-    _own(&guard.put, sharding)
-    _own(&guard.aval, _reference.abstractify(value))
-    return HIT
-
-
-cdef int _make_array_guard(jm_guard* guard, object array, void* buffer, object sharding) except -1:
-    if buffer == NULL or array.is_deleted():
-        return DELETED
-    if guard.kept and not _is_in_place(array, sharding):
-        return SHARDING
-    if guard.kept and not array_layout_is_default(array, buffer):
-        return LAYOUT
-    _own(&guard.aval, array.aval)
-    _own(&guard.sharding, array.sharding)
-    guard.committed = array.committed
-    return HIT
-
-
-cdef int _make_key_guard(jm_guard* guard, jm_slot* slot, object sharding) except -1:
-    key = <object>slot.obj
-    # Checks of key reuse look at every call.
-    if _reference.debug_key_reuse.value or not _take_base_array(slot):
-        return KEY_ARRAY
-    _own(&guard.impl, key._impl)
-    if guard.kept:
-        sharding = _reference.physical_sharding(key.aval, sharding)
-    return _make_array_guard(guard, <object>slot.ready, slot.buffer, sharding)
-
-
-cdef int _make_guard(jm_guard* guard, jm_slot* slot, object sharding) except -1:
-    """Fill a guard. `sharding` is the executable's for this input, None where it is pruned."""
-    guard.kind = slot.kind
-    guard.kept = sharding is not None
-    if slot.kind == JM_ARRAY:
-        return _make_array_guard(guard, <object>slot.obj, slot.buffer, sharding)
-    if slot.kind == JM_KEY_ARRAY:
-        return _make_key_guard(guard, slot, sharding)
-    return _make_host_guard(guard, <object>slot.obj, sharding)
-
-
-cdef Plan make_plan(
-    Context context, jm_table* table, object executable, list constants, int* reason
-):
-    cdef Py_ssize_t i, n_constants = len(constants) if constants else 0
-    cdef Py_ssize_t position = n_constants
-    cdef Plan plan
-    reason[0] = EXECUTABLE
-    if not _is_plain(executable):
-        return None
-    kept = executable.kept_var_idx
-    shardings = executable.in_handler.in_shardings
-    # Constants come first, among the inputs and among the indices of those that are kept.
-    if not all([i in kept for i in range(n_constants)]):
-        return None
-    plan = Plan(table.count)
-    plan.context = context
-    plan.constants = constants if n_constants else None
-    plan.execute = executable.xla_executable.execute_sharded
-    plan.handlers = list(executable.out_handler.handlers)
-    for i in range(table.count):
-        sharding = None
-        if i + n_constants in kept:
-            if position >= len(shardings):
-                return None
-            sharding = shardings[position]
-            position += 1
-        reason[0] = _make_guard(&plan.guards[i], &table.slots[i], sharding)
-        if reason[0]:
-            table.slots[i].action = REFUSED
-            return None
-    plan.inputs = len(shardings)
-    plan.arrays_only = n_constants == 0 and all(
-        [plan.guards[i].kind == JM_ARRAY and plan.guards[i].kept for i in range(plan.count)]
-    )
-    if position != plan.inputs:
-        reason[0] = EXECUTABLE
-        return None
-    return plan
-
-
-cdef int record_host_arguments(Plan plan, jm_table* table) except -1:
-    cdef Py_ssize_t i
-    cdef jm_guard* guard
-    for i in range(plan.count):
-        guard = &plan.guards[i]
-        if jm_kind_is_host(guard.kind):
-            ensure_recorded(
-                <object>table.slots[i].obj, guard.kind, <object>guard.put, plan.context
-            )
-    return 0

@@ -18,6 +18,7 @@ cdef enum Action:
     COPY       # an array on another device of the same client
     MOVE       # an array to another sharding, as the reference's own shard_args does it
     REFUSED    # it is why no plan can be made
+    CUSTOM_LAYOUT    # an array whose data do not lie in the default layout
 
 cdef enum:
     LEAF_TABLE = 256    # a power of two

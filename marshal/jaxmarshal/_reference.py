@@ -146,7 +146,29 @@ compiled_call = _lookup("jax._src.stages", "Compiled.__call__")
 mesh_executable_call = _lookup("jax._src.interpreters.pxla", "MeshExecutable.call")
 execute_replicated_call = _lookup("jax._src.interpreters.pxla", "ExecuteReplicated.__call__")
 consume_results = _lookup("jaxlib._jax", "ExecuteResults.consume_with_handlers")
+collect_garbage = _lookup("jaxlib._jax", "collect_garbage")
 pxla_batched_device_put = _lookup("jax._src.interpreters.pxla", "batched_device_put")
+
+jit: Callable[..., Any] = jax.jit
+cpp_pjit = _lookup("jax._src.pjit", "_cpp_pjit")
+PjitFunction = _lookup("jaxlib._jax", "PjitFunction")
+FastpathData = _lookup("jax._src.interpreters.pxla", "MeshExecutableFastpathData")
+#: JAX's caches of what its jitted functions compiled.
+jit_caches: tuple[Any, ...] = (
+    _lookup("jax._src.pjit", "_cpp_pjit_cache_fun_only"),
+    _lookup("jax._src.pjit", "_cpp_pjit_cache_explicit_attributes"),
+)
+#: Where the configuration states are that jitted functions depend on and the trace context lacks.
+_JIT_KEY_STATES = ("optimization_level", "memory_fitting_level") + (
+    ("device_context",) if _version_tuple(jax.__version__) < (0, 11) else (
+        "jax_pallas_auto_assign_collective_ids", "jax_pallas_auto_assign_collective_ids_limit"
+    )
+)
+jit_key_states: tuple[Any, ...] = tuple(
+    _lookup("jax._src.config", name) for name in _JIT_KEY_STATES
+)
+if "device_context" not in _JIT_KEY_STATES:
+    jit_key_states += (_lookup("jax._src.mesh", "device_context"),)
 
 # --- Switches that `python -m jaxmarshal run` offers ---------------------------------------------
 set_tracebacks_enabled = _lookup("jaxlib._jax", "set_tracebacks_enabled")
@@ -166,7 +188,11 @@ HAVE_DEVICE_PUT: bool = _have(
 HAVE_EXECUTE: bool = _have(
     "HAVE_EXECUTE", Compiled, MeshExecutable, ExecuteReplicated, compiled_call,
     mesh_executable_call, execute_replicated_call, consume_results, post_hook, abstractify,
-    physical_sharding, debug_key_reuse, flags=("HAVE_DEVICE_PUT",),
+    physical_sharding, debug_key_reuse, collect_garbage, flags=("HAVE_DEVICE_PUT",),
+)
+HAVE_JIT: bool = _have(
+    "HAVE_JIT", cpp_pjit, PjitFunction, FastpathData, *jit_caches,
+    *jit_key_states, flags=("HAVE_EXECUTE",),
 )
 HAVE_LAYOUT_PROBE: bool = _have(
     "HAVE_LAYOUT_PROBE", ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put,

@@ -1,13 +1,14 @@
 """Pytrees: flatten into an argument table in one pass, remember the structure, rebuild.
 
-list, tuple, dict, namedtuple and None are walked here. A tree with any other node goes through
-JAX's registry as a whole, once: flatten functions of custom nodes are the user's code, and a call
-of device_put runs them as often as the reference does. The order of leaves and of dict keys is that
-of JAX's own registry.
+list, tuple, dict, namedtuple and None are walked here; other nodes go through JAX's registry: each
+by itself where only its structure and leaves are wanted (`by_node`), or else the tree as a whole,
+once, because flatten functions of custom nodes are the user's code and a call of device_put runs
+them as often as the reference does. The order of leaves and of dict keys is that of the registry.
 """
 
 from cpython.object cimport PyObject
 from jaxmarshal._argtable cimport jm_table
+from jaxmarshal._intake cimport jm_intake
 
 cdef enum Op:
     LEAVES       # n leaves in a row
@@ -16,7 +17,7 @@ cdef enum Op:
     TUPLE_NODE
     DICT_NODE    # n children; data: the keys in order, a list
     NAMED_NODE   # n children; data: the namedtuple type
-    WHOLE_TREE   # n leaves; data: the treedef. The only step of its structure
+    REGISTRY_NODE    # n leaves; data: the treedef of a tree that JAX's registry flattened
 
 ctypedef struct Step:
     Op op
@@ -33,9 +34,10 @@ ctypedef struct Structure:
     Step* steps
     Py_ssize_t count
     Py_ssize_t capacity
+    bint by_node       # `flatten` sends nodes that are not walked here through JAX's registry
     Step inline_steps[INLINE_STEPS]
 
-cdef void init_structure(Structure* structure) noexcept
+cdef void init_structure(Structure* structure, bint by_node=*) noexcept
 cdef void free_structure(Structure* structure) noexcept
 
 # Give what `source` owns to `target`, an initialised and empty structure; `source` is empty then.
@@ -51,7 +53,7 @@ cdef enum:
 # Raises on exhausted memory or recursion.
 cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* table) except -1
 
-# The same through JAX's registry, for a tree without prefix and an empty `structure` and `table`.
+# The same through JAX's registry, for a tree or a part of one without prefix.
 # All leaves are appended, also those that are no arguments, for which a Reason is returned.
 # Raises what flatten functions of custom nodes raise, and that is what the reference would raise.
 cdef int flatten_by_registry(object obj, Structure* structure, jm_table* table) except -1
@@ -64,13 +66,17 @@ cdef bint record_treedef(object treedef, Structure* structure) except -1
 # Raises what node constructors raise.
 cdef object rebuild(Structure* structure, PyObject** leaf, size_t stride)
 
-# Append the leaves of `obj` to `table` if its nodes are those of `structure` from step `step[0]`
-# on, where `leaves[0]` leaves of a run are still to come; both are advanced. Returns 1 on a match,
-# 0 otherwise (the table then holds some of the leaves). Runs no code of the user's. Raises as
-# `flatten` does.
-cdef int match(
-    object obj, Structure* structure, Py_ssize_t* step, Py_ssize_t* leaves, jm_table* table
-) except -1
+# A walk through objects that should have a recorded structure, taking their leaves on the way.
+ctypedef struct Walk:
+    jm_intake* intake
+    Step* step           # the next one
+    Step* end            # after the last one
+    Py_ssize_t leaves    # of a run of leaves, those still to come
 
-# The same for a structure that `flatten_by_registry` recorded: the treedefs have to be equal.
-cdef int match_by_registry(object obj, Structure* structure, jm_table* table) except -1
+# Take the leaves of `obj` if its nodes are those of the walk's next steps. Returns 1 on a match;
+# 0 otherwise, or when the intake refused a leaf. Runs code of the user's for custom nodes only.
+# Raises as `flatten` does, and what the intake raises.
+cdef int match(PyObject* obj, Walk* walk) except -1
+
+# The same for `n` objects in a row, which the caller keeps alive and in place.
+cdef int match_array(PyObject** items, Py_ssize_t n, Walk* walk) except -1

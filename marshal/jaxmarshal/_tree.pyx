@@ -3,7 +3,7 @@
 from cpython.dict cimport PyDict_Keys, PyDict_SetItem, PyDict_Size
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
@@ -14,6 +14,8 @@ from jaxmarshal._classify cimport (
     jm_kind_of_type, kind_of_unknown, types
 )
 from jaxmarshal._counters cimport counters, jm_counters
+from jaxmarshal._errors cimport propagate
+from jaxmarshal._intake cimport jm_take, jm_take_words
 from jaxmarshal._stats cimport HIT, TREE, reason_of_kind
 
 from jaxmarshal import _reference
@@ -21,7 +23,18 @@ from jaxmarshal import _reference
 cdef extern from *:
     """
     #define JM_COUNT_HEAP(counters, by) JM_COUNT(counters, live_heap, by)
+    static inline PyObject **jm_tuple_items(PyObject *tuple) {
+        return ((PyTupleObject *)tuple)->ob_item;
+    }
+    static inline PyObject **jm_list_items(PyObject *list) {
+        return ((PyListObject *)list)->ob_item;
+    }
     """
+    PyObject** jm_tuple_items(PyObject* items) noexcept
+    PyObject** jm_list_items(PyObject* items) noexcept
+    bint PyList_CheckExact(PyObject* obj) noexcept
+    bint PyTuple_CheckExact(PyObject* obj) noexcept
+    bint PyDict_CheckExact(PyObject* obj) noexcept
     void JM_COUNT_HEAP(jm_counters* counters, int by) noexcept
     PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
     bint PyObject_HasAttrString(object obj, const char* name) noexcept
@@ -44,7 +57,8 @@ cdef object _flatten_with_registry = (
 cdef dict _node_types = _reference.pytree_node_types if _reference.HAVE_PYTREE else {}
 
 
-cdef void init_structure(Structure* structure) noexcept:
+cdef void init_structure(Structure* structure, bint by_node=False) noexcept:
+    structure.by_node = by_node
     structure.steps = structure.inline_steps
     structure.count = 0
     structure.capacity = INLINE_STEPS
@@ -244,7 +258,7 @@ cdef int flatten_by_registry(object obj, Structure* structure, jm_table* table) 
     cdef int kind, reason = HIT
     cdef list leaves
     leaves, treedef = _flatten_with_registry(obj)
-    _add(structure, WHOLE_TREE, PyList_GET_SIZE(leaves), <PyObject*>treedef)
+    _add(structure, REGISTRY_NODE, PyList_GET_SIZE(leaves), <PyObject*>treedef)
     for leaf in leaves:
         kind = classify(<PyObject*>leaf)
         if kind == JM_OTHER:
@@ -295,17 +309,15 @@ cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* t
         reason = _flatten_node(obj, kind, prefix, structure, table)
     finally:
         Py_LeaveRecursiveCall()
+    if reason == NEEDS_REGISTRY and structure.by_node:
+        return flatten_by_registry(obj, structure, table)
     return reason
 
 
 # --- Matching against a recorded structure -------------------------------------------------------
 
-cdef inline int _match_leaf(object obj, jm_table* table) except -1:
-    cdef int kind = classify(<PyObject*>obj)
-    if not jm_kind_is_argument(kind):
-        return 0
-    push_argument(table, obj, kind, NULL)
-    return 1
+# `match` as its callers see it; see `_errors`.
+ctypedef int (*match_function)(PyObject*, Walk*) noexcept
 
 
 cdef int _find_positions(dict mapping, Step* node) except -1:
@@ -322,108 +334,143 @@ cdef int _find_positions(dict mapping, Step* node) except -1:
     return 0
 
 
-cdef int _match_dict(
-    dict mapping, Step* node, Structure* structure, Py_ssize_t* step, Py_ssize_t* leaves,
-    jm_table* table
-) except -1:
-    cdef PyObject* value
+cdef inline int _match_child(PyObject* child, Walk* walk) except -1:
+    """Like `match`, for an object that its parent may let go of on the way."""
+    cdef int matched
+    if walk.leaves:
+        walk.leaves -= 1
+        return jm_take(walk.intake, child)
+    Py_INCREF(<object>child)
+    matched = (<match_function>match)(child, walk)
+    Py_DECREF(<object>child)
+    return propagate() if matched < 0 else matched
+
+
+cdef int _match_dict(PyObject* obj, Step* node, Walk* walk) except -1:
     cdef Py_ssize_t i
-    cdef list keys = <list>node.data
+    cdef PyObject* value
+    cdef int matched
+    cdef object mapping = <object>obj
+    cdef object keys = <object>node.data
     if PyDict_Size(mapping) != node.n:
         return 0
     for i in range(node.n):
-        value = NULL
         key = <object>PyList_GET_ITEM(keys, i)
+        value = NULL
         if node.positions != NULL:
             value = jm_dict_at(mapping, key, node.positions[i])
         if value == NULL:
             value = PyDict_GetItemWithError(mapping, key)
-        if value == NULL or not match(<object>value, structure, step, leaves, table):
-            return 0
+            if value == NULL:
+                return 0
+        matched = _match_child(value, walk)
+        if matched != 1:
+            return matched
+    if PyDict_Size(mapping) != node.n:
+        return 0
     if node.positions == NULL:
         _find_positions(mapping, node)
     return 1
 
 
-cdef int match_by_registry(object obj, Structure* structure, jm_table* table) except -1:
-    leaves, treedef = _flatten_with_registry(obj)
-    if treedef != <object>structure.steps[0].data:
-        return 0
-    for leaf in leaves:
-        if not _match_leaf(leaf, table):
-            return 0
+cdef int match_array(PyObject** items, Py_ssize_t n, Walk* walk) except -1:
+    cdef Py_ssize_t i = 0
+    cdef int matched
+    while i < n:
+        if walk.leaves:
+            matched = _match_run(items + i, n - i, walk, &i)
+        else:
+            matched = _match_child(items[i], walk)
+            i += 1
+        if matched != 1:
+            return matched
     return 1
 
 
-cdef int _match_sequence(
-    object items, bint is_list, Py_ssize_t n, Structure* structure, Py_ssize_t* step,
-    Py_ssize_t* leaves, jm_table* table
-) except -1:
-    cdef Py_ssize_t i
-    cdef PyObject* child
-    for i in range(n):
-        # Another thread may have changed a list.
-        if (PyList_GET_SIZE(items) if is_list else PyTuple_GET_SIZE(items)) != n:
+cdef int _match_list(PyObject* items, Py_ssize_t n, Walk* walk) except -1:
+    cdef Py_ssize_t i = 0
+    cdef int matched
+    while i < n:
+        # Another thread may have changed the list while Python code ran.
+        if PyList_GET_SIZE(<object>items) != n:
             return 0
-        child = <PyObject*>(PyList_GET_ITEM(items, i) if is_list else PyTuple_GET_ITEM(items, i))
-        if leaves[0]:
-            leaves[0] -= 1
-            if not _match_leaf(<object>child, table):
-                return 0
-        elif not match(<object>child, structure, step, leaves, table):
-            return 0
-    return (PyList_GET_SIZE(items) if is_list else PyTuple_GET_SIZE(items)) == n
+        if walk.leaves:
+            matched = _match_run(jm_list_items(items) + i, n - i, walk, &i)
+        else:
+            matched = _match_child(<PyObject*>PyList_GET_ITEM(<object>items, i), walk)
+            i += 1
+        if matched != 1:
+            return matched
+    return PyList_GET_SIZE(<object>items) == n
 
 
-cdef int _match_node(
-    object obj, Step* node, Structure* structure, Py_ssize_t* step, Py_ssize_t* leaves,
-    jm_table* table
-) except -1:
-    cdef int kind = classify(<PyObject*>obj)
-    if node.op == NONE_NODE:
-        return obj is None
+cdef int _match_run(PyObject** items, Py_ssize_t n, Walk* walk, Py_ssize_t* taken) except -1:
+    """Take some of `n` objects where a run of leaves goes on; adds to `taken` how many.
+
+    Python code may run, but only for the last one that is taken.
+    """
+    cdef Py_ssize_t some = min(n, walk.leaves)
+    cdef Py_ssize_t quick = jm_take_words(walk.intake, items, some)
+    walk.leaves -= quick
+    taken[0] += quick
+    if quick == some:
+        return 1
+    walk.leaves -= 1
+    taken[0] += 1
+    return jm_take(walk.intake, items[quick])
+
+
+cdef int _match_by_registry(PyObject* obj, Step* node, Walk* walk) except -1:
+    leaves, treedef = _flatten_with_registry(<object>obj)
+    if treedef != <object>node.data:
+        return 0
+    for leaf in leaves:
+        matched = jm_take(walk.intake, <PyObject*>leaf)
+        if matched != 1:
+            return matched
+    return 1
+
+
+cdef int _match_node(PyObject* obj, Step* node, Walk* walk) except -1:
     if node.op == LIST_NODE:
-        return kind == JM_LIST and _match_sequence(
-            obj, True, node.n, structure, step, leaves, table
-        )
-    if node.op == TUPLE_NODE:
-        return kind == JM_TUPLE and _match_sequence(
-            obj, False, node.n, structure, step, leaves, table
-        )
+        if not PyList_CheckExact(obj) or PyList_GET_SIZE(<object>obj) != node.n:
+            return 0
+        return _match_list(obj, node.n, walk)
     if node.op == DICT_NODE:
-        return kind == JM_DICT and _match_dict(
-            obj, node, structure, step, leaves, table
-        )
-    if node.op == NAMED_NODE:
-        return (
-            type(obj) is <object>node.data
-            and PyDict_GetItemWithError(_node_types, type(obj)) == NULL
-            and _match_sequence(obj, False, node.n, structure, step, leaves, table)
-        )
-    return 0
+        return PyDict_CheckExact(obj) and _match_dict(obj, node, walk)
+    if node.op == REGISTRY_NODE:
+        return _match_by_registry(obj, node, walk)
+    if node.op == TUPLE_NODE:
+        if not PyTuple_CheckExact(obj):
+            return 0
+    elif <PyObject*>Py_TYPE(obj) != node.data or (
+        PyDict_GetItemWithError(_node_types, <object>node.data) != NULL
+    ):
+        return 0    # no namedtuple of this class, or one that was registered since
+    if PyTuple_GET_SIZE(<object>obj) != node.n:
+        return 0
+    return match_array(jm_tuple_items(obj), node.n, walk)
 
 
-cdef int match(
-    object obj, Structure* structure, Py_ssize_t* step, Py_ssize_t* leaves, jm_table* table
-) except -1:
+cdef int match(PyObject* obj, Walk* walk) except -1:
     cdef Step* node
     cdef int matched
-    if leaves[0]:
-        leaves[0] -= 1
-        return _match_leaf(obj, table)
-    if step[0] >= structure.count:
+    if walk.leaves:
+        walk.leaves -= 1
+        return jm_take(walk.intake, obj)
+    if walk.step == walk.end:
         return 0
-    node = &structure.steps[step[0]]
-    step[0] += 1
+    node = walk.step
+    walk.step += 1
     if node.op == LEAVES:
-        leaves[0] = node.n - 1
-        return _match_leaf(obj, table)
+        walk.leaves = node.n - 1
+        return jm_take(walk.intake, obj)
+    if node.op == NONE_NODE:
+        return obj == <PyObject*>None
     jm_enter_recursive_call(" while matching a pytree")
-    try:
-        matched = _match_node(obj, node, structure, step, leaves, table)
-    finally:
-        Py_LeaveRecursiveCall()
-    return matched
+    matched = (<int (*)(PyObject*, Step*, Walk*) noexcept>_match_node)(obj, node, walk)
+    Py_LeaveRecursiveCall()
+    return propagate() if matched < 0 else matched
 
 
 # --- Rebuilding ----------------------------------------------------------------------------------
@@ -497,7 +544,7 @@ cdef object _build(Cursor* cursor):
         for i in range(step.n):
             PyDict_SetItem(node, (<list>step.data)[i], _build(cursor))
         return node
-    if step.op == WHOLE_TREE:
+    if step.op == REGISTRY_NODE:
         return (<object>step.data).unflatten([_take(cursor) for _ in range(step.n)])
     node = PyTuple_New(step.n)
     for i in range(step.n):

@@ -53,6 +53,10 @@ def _choose(function: Any, reference: Any, name: str, module: str = __name__) ->
 
 
 device_put = _choose(_device_put.device_put, _reference.device_put, "device_put", "jaxmarshal")
+"""`jax.device_put`, accelerated, without `install()`.
+
+Signature, defaults, documentation, results and errors are those of the installed JAX's.
+"""
 shard_args = _choose(_shard_args.shard_args, _reference.shard_args, "shard_args")
 batched_device_put = _choose(
     _shard_args.batched_device_put, _reference.pxla_batched_device_put, "batched_device_put"

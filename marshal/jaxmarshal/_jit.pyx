@@ -1,0 +1,428 @@
+"""`jit`: plans in front of jaxlib's C++ dispatch.
+
+The reference's own jitted function stays inside and gets every call that no plan fits. When it
+meets a signature it does not know, jaxlib calls a Python function that traces, compiles and runs,
+and that returns what jaxlib keeps for the next time. That function is the one thing replaced: the
+`Recorder` calls the original and makes a plan of what it returned.
+"""
+
+import weakref
+
+from cpython.object cimport PyObject, PyTypeObject
+
+from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init
+from jaxmarshal._call cimport (
+    Call, StaticRule, describe_call, flatten_call, try_plans
+)
+from jaxmarshal._context cimport Context, running_context, on_forget, post_hook_is_set, state_is
+from jaxmarshal._counters cimport JM_DEBUG, counters
+from jaxmarshal._execute cimport is_better_in_cpp, probe_plans
+from jaxmarshal._make_plan cimport complete_plan, draft_plan, record_host_arguments
+from jaxmarshal._plan cimport PLANS_PER_OWNER, Plan, set_results
+from jaxmarshal._records cimport records_of
+from jaxmarshal._stats cimport (
+    EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, count_miss, entries, entry_number
+)
+from jaxmarshal._tree cimport Structure, free_structure, init_structure
+
+from jaxmarshal import _reference
+
+cdef extern from *:
+    """
+    /* Have objects of a type be called by the function they hold at `offset`. */
+    static inline void jm_use_vectorcall(PyTypeObject *type, Py_ssize_t offset) {
+        type->tp_vectorcall_offset = offset;
+        type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+        type->tp_call = PyVectorcall_Call;
+        PyType_Modified(type);
+    }
+    """
+    void jm_use_vectorcall(PyTypeObject* type, Py_ssize_t offset) noexcept
+    PyObject* PyObject_Vectorcall(
+        PyObject* function, PyObject** args, size_t nargsf, PyObject* names
+    ) noexcept
+    Py_ssize_t PyVectorcall_NARGS(size_t nargsf) noexcept
+    PyObject* PyErr_Occurred() noexcept
+    object PyMethod_New(object function, object self)
+
+# `try_plans` as its caller sees it; see `_errors`.
+ctypedef PyObject* (*try_function)(JitPlans, Context, Call*, int*) noexcept
+
+cdef enum:
+    SOME_MISSES = 4        # in a row; then calls go past the plans for a while
+    MOST_SKIPPED = 1023    # calls
+
+cdef object _reference_type = _reference.PjitFunction
+cdef object _cpp_pjit = _reference.cpp_pjit
+cdef object _reference_jit = _reference.jit
+cdef object _result_handler = _reference.result_handler
+cdef tuple _states = _reference.jit_key_states
+cdef int _entry = entry_number("jit")
+cdef object _all_plans = weakref.WeakSet()
+
+
+# --- The context ---------------------------------------------------------------------------------
+
+cdef bint _same_states(Context context) except -1:
+    cdef Py_ssize_t i
+    cdef tuple words = context.words
+    for i in range(len(words)):
+        if not state_is(_states[i], words[i]):
+            return False
+    return True
+
+
+cdef Context _jit_context(int* reason):
+    """The current context with the states that jitted functions depend on and it lacks."""
+    cdef Context inner, context
+    if post_hook_is_set():
+        reason[0] = HOOK
+        return None
+    context = running_context(reason)
+    if context is None:
+        return None
+    inner = context.for_jit
+    if inner is None or not _same_states(inner):
+        inner = Context(tuple([state.value for state in _states]), context.backend, True)
+        inner.device_put_records = records_of(context)
+        context.for_jit = inner
+    return inner
+
+
+# --- Recording -----------------------------------------------------------------------------------
+
+cdef Plan _draft(JitPlans plans, Call* call, Context context, jm_table* table, int* reason):
+    cdef Structure structure
+    cdef Plan plan
+    init_structure(&structure, by_node=True)
+    try:
+        reason[0] = flatten_call(call, plans.rule, &structure, table)
+        if reason[0]:
+            return None
+        if is_better_in_cpp(table):
+            reason[0] = HOST_LEAVES
+            return None
+        plan = draft_plan(context, table, reason)
+        if plan is not None:
+            describe_call(plan, call, plans.rule, &structure)
+        return plan
+    except Exception:
+        reason[0] = TREE
+        return None
+    finally:
+        free_structure(&structure)
+
+
+cdef bint _complete(Plan plan, jm_table* table, tuple returned, int* reason) except -1:
+    """Finish a plan with what jaxlib is about to keep. 0 with a reason."""
+    reason[0] = EXECUTABLE
+    data = returned[1]
+    if data is None or (len(returned) > 2 and returned[2]):
+        return False
+    if any([wanted is not None for wanted in data.in_device_local_layouts]):
+        return False
+    handlers = [
+        _result_handler(aval, sharding, committed)
+        for aval, sharding, committed in zip(
+            data.out_avals, data.out_shardings, data.out_committed, strict=True
+        )
+    ]
+    if not complete_plan(
+        plan, table, data.xla_executable, handlers, list(data.kept_var_bitvec),
+        list(data.in_shardings), list(data.const_args), reason
+    ):
+        return False
+    if not set_results(plan, data.out_pytree_def):
+        reason[0] = EXECUTABLE
+        return False
+    record_host_arguments(plan, table)
+    return True
+
+
+cdef int _keep(JitPlans plans, Plan plan, jm_table* table, object returned, int reason) except -1:
+    """The reference has performed the call: keep its plan, or try again later."""
+    try:
+        if plan is not None and not _complete(plan, table, returned, &reason):
+            plan = None
+    except Exception:
+        if JM_DEBUG:
+            raise
+        plan = None
+    if plan is None:
+        plans.refusal = reason
+        plans.failures = min(plans.failures + 1, 10)
+        plans.leave = (1 << plans.failures) - 2
+        return 0
+    plans.failures = 0
+    plans.missed = 0
+    plans.skip = 0
+    plans.plans = [plan, *plans.plans[:PLANS_PER_OWNER - 1]]
+    return 0
+
+
+cdef PyObject* _record(
+    PyObject* self, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    """Call the reference's function and make a plan of what it returned."""
+    cdef Recorder recorder = <Recorder>self
+    cdef JitPlans plans = recorder.plans
+    cdef Context context = None
+    cdef Call call
+    cdef Plan plan = None
+    cdef jm_table table
+    cdef PyObject* returned
+    cdef int reason = HIT
+    if plans.leave:
+        plans.leave -= 1
+    else:
+        context = _jit_context(&reason)
+    if context is None:
+        return PyObject_Vectorcall(<PyObject*>recorder.original, args, nargsf, names)
+    _describe(&call, args, nargsf, names)
+    jm_table_init(&table, &counters)
+    plan = _draft(plans, &call, context, &table, &reason)
+    returned = PyObject_Vectorcall(<PyObject*>recorder.original, args, nargsf, names)
+    if returned != NULL:
+        _keep(plans, plan, &table, <object>returned, reason)
+    jm_table_free(&table)
+    return returned
+
+
+cdef class JitPlans(Plans):
+    def __cinit__(self, rule=None):
+        self.rule = rule
+
+
+cdef class Recorder:
+    def __cinit__(self, original, plans):
+        self.vectorcall = <vectorcallfunc>_record
+        self.original = original
+        self.plans = plans
+
+
+# --- Calling -------------------------------------------------------------------------------------
+
+cdef inline void _describe(Call* call, PyObject** args, size_t nargsf, PyObject* names) noexcept:
+    call.args = args
+    call.n = PyVectorcall_NARGS(nargsf)
+    call.names = names
+    call.flat = False
+
+
+cdef int _miss(JitPlans plans, int reason) except -1:
+    count_miss(_entry, reason)
+    if reason == NOT_RECORDED:
+        plans.missed += 1
+        if plans.missed > SOME_MISSES:
+            plans.skip = min(1 << (plans.missed - SOME_MISSES), MOST_SKIPPED)
+            plans.refusal = reason
+            plans.missed = min(plans.missed, SOME_MISSES + 10)
+    return 0
+
+
+cdef PyObject* _call(
+    PyObject* self, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    cdef JitPlans plans = (<PjitFunction>self).plans
+    cdef Context context
+    cdef Call call
+    cdef PyObject* result
+    cdef int reason
+    if plans.skip:
+        plans.skip -= 1
+        entries[_entry].misses[plans.refusal] += 1
+        return PyObject_Vectorcall(<PyObject*>(<PjitFunction>self).inner, args, nargsf, names)
+    reason = NOT_RECORDED
+    context = _jit_context(&reason) if plans.plans else None
+    if context is not None:
+        _describe(&call, args, nargsf, names)
+        result = (<try_function>try_plans)(plans, context, &call, &reason)
+        if result != NULL:
+            entries[_entry].hits += 1
+            plans.missed = 0
+            return result
+        if PyErr_Occurred() != NULL:
+            return NULL
+    _miss(plans, reason)
+    return PyObject_Vectorcall(<PyObject*>(<PjitFunction>self).inner, args, nargsf, names)
+
+
+# --- Sharing and dropping plans ------------------------------------------------------------------
+
+# As in jaxlib, jitted functions of one function with the same options share what was compiled.
+cdef dict _shared = {}    # id of a function -> (weak reference to it, [(options, JitPlans)])
+cdef dict _caches = {}    # one of JAX's own caches of jaxlib -> ours, which the Recorders see filled
+
+
+cdef JitPlans _plans_for(dict state):
+    """The plans of the jitted functions with this state, as `__getstate__` gives it."""
+    cdef JitPlans plans
+    rule = None
+    if state["static_argnums"] or state["static_argnames"]:
+        rule = StaticRule(state["static_argnums"], state["static_argnames"])
+    plans = JitPlans(rule)
+    _all_plans.add(plans)
+    function = state.get("fun")
+    options = (
+        state["global_cache_key"], state["cache"], tuple(state["static_argnums"]),
+        tuple(state["static_argnames"]),
+    )
+    key = id(function)
+    try:
+        reference, known = _shared.setdefault(
+            key, (weakref.ref(function, lambda _: _shared.pop(key, None)), [])
+        )
+    except TypeError:    # cannot be referred to weakly: then nothing is shared
+        return plans
+    for other, found in known:
+        if other[1] is options[1] and other == options:
+            return found
+    known.append((options, plans))
+    return plans
+
+
+def _forget() -> None:
+    """Drop every plan, and have jaxlib ask the Recorders again."""
+    cdef JitPlans plans
+    for item in list(_all_plans):
+        _clear(<JitPlans>item)
+    for cache in _caches.values():
+        cache.clear()
+
+
+cdef int _clear(JitPlans plans) except -1:
+    plans.plans = []
+    plans.missed = plans.skip = plans.leave = plans.failures = 0
+    return 0
+
+
+on_forget(_forget)
+
+
+# --- The function --------------------------------------------------------------------------------
+
+cdef frozenset _own = frozenset((
+    "__call__", "__class_getitem__", "__eq__", "__ne__", "__hash__", "__get__", "__reduce__",
+    "__reduce_ex__", "__getstate__", "__setstate__", "clear_cache", "_clear_cache",
+))
+
+
+cdef class PjitFunction:
+    """A jitted function of the reference with plans in front of it.
+
+    It has the attributes of the function it holds, and is an instance of its class.
+    """
+
+    def __cinit__(self, original):
+        state = original.__getstate__()
+        self.vectorcall = <vectorcallfunc>_call
+        self.plans = _plans_for(state)
+        self.recorder = Recorder(state["cache_miss"], self.plans)
+        state["cache_miss"] = self.recorder
+        state["cache"] = _cache_beside(state["cache"])
+        self.inner = _reference_type.__new__(_reference_type)
+        self.inner.__setstate__(state)
+        vars(self.inner).update(vars(original))
+
+    def __getattribute__(self, name):
+        if name in _own:
+            return object.__getattribute__(self, name)
+        return getattr(self.inner, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.inner, name, value)
+
+    def __delattr__(self, name):
+        delattr(self.inner, name)
+
+    def __dir__(self):
+        return dir(self.inner)
+
+    def __get__(self, instance, owner):
+        return self if instance is None else PyMethod_New(self, instance)
+
+    def __repr__(self):
+        return repr(self.inner)
+
+    def __reduce_ex__(self, protocol):
+        return _plain(self).__reduce_ex__(protocol)
+
+    def __reduce__(self):
+        return _plain(self).__reduce__()
+
+    def __getstate__(self):
+        return _plain(self).__getstate__()
+
+    def _clear_cache(self):
+        _clear(self.plans)
+        self.inner._clear_cache()
+
+    def clear_cache(self):
+        _clear(self.plans)
+        self.inner.clear_cache()
+
+    # Found by whoever looks at the type alone.
+    @property
+    def lower(self):
+        """See `jax.stages.Wrapped.lower`."""
+
+    @property
+    def trace(self):
+        """See `jax.stages.Wrapped.trace`."""
+
+    @property
+    def eval_shape(self):
+        """See `jax.eval_shape`."""
+
+
+cdef object _plain(PjitFunction function):
+    """The reference's function as it would be without jaxmarshal."""
+    state = function.inner.__getstate__()
+    state["cache_miss"] = function.recorder.original
+    for theirs, ours in _caches.items():
+        if ours is state["cache"]:
+            state["cache"] = theirs
+    plain = _reference_type.__new__(_reference_type)
+    plain.__setstate__(state)
+    vars(plain).update(vars(function.inner))
+    return plain
+
+
+cdef object _cache_beside(object cache):
+    """For one of JAX's global caches of jaxlib a cache of ours, and otherwise the cache itself."""
+    if cache not in _reference.jit_caches:
+        return cache
+    found = _caches.get(cache)
+    if found is None:
+        found = _caches.setdefault(cache, type(cache)(cache.capacity()))
+    return found
+
+
+jm_use_vectorcall(
+    <PyTypeObject*>Recorder, <Py_ssize_t><void*>&(<Recorder><void*>NULL).vectorcall
+)
+jm_use_vectorcall(
+    <PyTypeObject*>PjitFunction, <Py_ssize_t><void*>&(<PjitFunction><void*>NULL).vectorcall
+)
+
+
+# --- Entry points --------------------------------------------------------------------------------
+
+def cpp_pjit(*args, **kwargs):
+    """`jax._src.pjit._cpp_pjit`: the jitted function for a function and its parsed options."""
+    return accelerate(_cpp_pjit(*args, **kwargs))
+
+
+def accelerate(function):
+    """The accelerated function for one of the reference's; anything else as it is."""
+    if type(function) is not _reference_type:
+        return function
+    return PjitFunction(function)
+
+
+def jit(*args, **kwargs):
+    """`jax.jit`."""
+    made = _reference_jit(*args, **kwargs)
+    if args or "fun" in kwargs:
+        return accelerate(made)
+    return lambda fun: accelerate(made(fun))

@@ -1,0 +1,177 @@
+"""Making plans from what the reference has."""
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
+
+from jaxmarshal._argtable cimport jm_slot, jm_table
+from jaxmarshal._classify cimport JM_ARRAY, JM_KEY_ARRAY, jm_kind_is_host
+from jaxmarshal._context cimport Context
+from jaxmarshal._intake cimport jm_guard
+from jaxmarshal._layout cimport array_layout_is_default
+from jaxmarshal._plan cimport Plan, take_base_array
+from jaxmarshal._records cimport CUSTOM_LAYOUT, REFUSED, ensure_recorded
+from jaxmarshal._stats cimport DELETED, EXECUTABLE, HIT, KEY_ARRAY, LAYOUT, SHARDING
+
+from jaxmarshal import _reference
+
+cdef object _single_type = _reference.SingleDeviceSharding
+cdef object _named_type = _reference.NamedSharding
+
+
+cdef inline void _own(PyObject** place, object value) noexcept:
+    Py_INCREF(value)
+    Py_XDECREF(place[0])
+    place[0] = <PyObject*>value
+
+
+# --- First step ----------------------------------------------------------------------------------
+
+cdef int _draft_array(jm_guard* guard, jm_slot* slot, object array) except -1:
+    if slot.buffer == NULL or array.is_deleted():
+        return DELETED
+    _own(&guard.aval, array.aval)
+    _own(&guard.where, array.sharding)
+    guard.committed = array.committed
+    if not array_layout_is_default(array, slot.buffer):
+        slot.action = CUSTOM_LAYOUT
+    return HIT
+
+
+cdef int _draft_guard(jm_guard* guard, jm_slot* slot) except -1:
+    guard.kind = slot.kind
+    guard.input = -1
+    if slot.kind == JM_ARRAY:
+        return _draft_array(guard, slot, <object>slot.obj)
+    if slot.kind != JM_KEY_ARRAY:
+        _own(&guard.aval, _reference.abstractify(<object>slot.obj))
+        return HIT
+    # Checks of key reuse look at every call.
+    if _reference.debug_key_reuse.value or not take_base_array(slot):
+        return KEY_ARRAY
+    _own(&guard.impl, (<object>slot.obj)._impl)
+    return _draft_array(guard, slot, <object>slot.ready)
+
+
+cdef Plan draft_plan(Context context, jm_table* table, int* reason):
+    cdef Py_ssize_t i
+    cdef Plan plan = Plan(table.count)
+    plan.context = context
+    for i in range(table.count):
+        reason[0] = _draft_guard(&plan.guards[i], &table.slots[i])
+        if reason[0]:
+            table.slots[i].action = REFUSED
+            return None
+    return plan
+
+
+# --- Second step ---------------------------------------------------------------------------------
+
+cdef bint _is_in_place(jm_guard* guard, object sharding) except -1:
+    """Would the reference hand this array to the executable as it is?"""
+    found = <object>guard.where
+    if found == sharding:
+        return True
+    if type(found) is not _single_type and type(found) is not _named_type:
+        return False
+    if found.num_devices != sharding.num_devices or found.memory_kind != sharding.memory_kind:
+        return False
+    if found.num_devices == 1:
+        return found._device_assignment == sharding._device_assignment
+    return guard.committed and found.is_equivalent_to(sharding, (<object>guard.aval).ndim)
+
+
+cdef int _place_argument(jm_guard* guard, jm_slot* slot, object sharding) except -1:
+    """Can this argument be handed to the executable, whose input has this sharding?"""
+    if jm_kind_is_host(slot.kind):
+        if type(sharding) is not _single_type and type(sharding) is not _named_type:
+            return EXECUTABLE
+        _own(&guard.where, sharding)
+        return HIT
+    if slot.kind == JM_KEY_ARRAY:
+        sharding = _reference.physical_sharding((<object>slot.obj).aval, sharding)
+    if not _is_in_place(guard, sharding):
+        return SHARDING
+    return LAYOUT if slot.action == CUSTOM_LAYOUT else HIT
+
+
+cdef bint complete_plan(
+    Plan plan, jm_table* table, object xla_executable, object handlers, object kept,
+    object shardings, list constants, int* reason
+) except -1:
+    cdef Py_ssize_t i, n_constants = len(constants) if constants else 0
+    cdef Py_ssize_t position = n_constants
+    cdef jm_guard* guard
+    reason[0] = EXECUTABLE
+    if len(kept) != n_constants + plan.count or not all(kept[:n_constants]):
+        return False
+    if sum(kept) != len(shardings):
+        return False
+    plan.constants = constants if n_constants else None
+    plan.execute = xla_executable.execute_sharded
+    plan.handlers = list(handlers)
+    plan.inputs = len(shardings)
+    for i in range(plan.count):
+        guard = &plan.guards[i]
+        if kept[n_constants + i]:
+            guard.input = position
+            reason[0] = _place_argument(guard, &table.slots[i], shardings[position])
+            position += 1
+        elif jm_kind_is_host(guard.kind):
+            _own(&guard.where, None)    # pruned: where it would go does not matter
+        if guard.input >= 0 and reason[0]:
+            table.slots[i].action = REFUSED
+            return False
+    reason[0] = HIT
+    return True
+
+
+cdef bint _is_plain(object executable) except -1:
+    """Can the executable be run by handing arrays to `execute_sharded` and nothing else?"""
+    if type(executable) is not _reference.ExecuteReplicated:
+        return False
+    if (
+        executable.ordered_effects or executable.has_unordered_effects
+        or executable.has_host_callbacks or executable.mut is not None
+        or executable.pgle_profiler is not None
+    ):
+        return False
+    in_handler = executable.in_handler
+    return (
+        type(in_handler) is _reference.pxla.InputsHandler
+        and all([wanted is None for wanted in in_handler.in_layouts])
+        and type(executable.out_handler) is _reference.pxla.ResultsHandler
+    )
+
+
+cdef Plan make_plan(
+    Context context, jm_table* table, object executable, list constants, int* reason
+):
+    cdef Plan plan
+    reason[0] = EXECUTABLE
+    if not _is_plain(executable):
+        return None
+    plan = draft_plan(context, table, reason)
+    if plan is None:
+        return None
+    kept = [
+        i in executable.kept_var_idx
+        for i in range(table.count + (len(constants) if constants else 0))
+    ]
+    if not complete_plan(
+        plan, table, executable.xla_executable, executable.out_handler.handlers, kept,
+        executable.in_handler.in_shardings, constants, reason
+    ):
+        return None
+    return plan
+
+
+cdef int record_host_arguments(Plan plan, jm_table* table) except -1:
+    cdef Py_ssize_t i
+    cdef jm_guard* guard
+    for i in range(plan.count):
+        guard = &plan.guards[i]
+        if jm_kind_is_host(guard.kind):
+            ensure_recorded(
+                <object>table.slots[i].obj, guard.kind, <object>guard.where, plan.context
+            )
+    return 0
