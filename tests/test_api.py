@@ -106,7 +106,8 @@ def test_reasons_are_explained():
     assert reasons.REASONS[0].name == "hit"
     assert all(reason.meaning.endswith(".") for reason in reasons.REASONS)
     assert all(reason.advice.endswith(".") for reason in reasons.REASONS[1:])
-    assert set(_stats.snapshot()) == {entry.name for entry in _install.ENTRY_POINTS}
+    counted = {name for name in _stats.snapshot() if not name.startswith("dispatch_v0_3.")}
+    assert counted == {entry.name for entry in _install.ENTRY_POINTS}
 
 
 # --- What is shipped ------------------------------------------------------------------------------

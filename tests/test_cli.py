@@ -169,4 +169,5 @@ def test_bad_arguments_of_a_process():
 
 def test_every_entry_point_is_counted():
     """What `install` patches is what `stats` counts."""
-    assert sorted(_stats.snapshot()) == ENTRIES
+    counted = [name for name in _stats.snapshot() if not name.startswith("dispatch_v0_3.")]
+    assert sorted(counted) == ENTRIES

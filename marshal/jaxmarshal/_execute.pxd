@@ -21,3 +21,10 @@ cdef tuple probe_plans(Plans plans, Context context, Call* call)
 
 # Describe a call of a function with these arguments; returns what keeps its pointers alive.
 cdef tuple gather(Call* call, tuple args, dict kwargs)
+
+# Call an executable with flat arguments through the plans of `owner`, which can be weakly referred
+# to. Plans are made of the ExecuteReplicated that is `owner` or that its attribute `unsafe_call`
+# leads to, perhaps by way of others; where that ends in None, none is made. On a miss the result is
+# that of `reference(owner, *args)`, on a hit a list; either is counted under `entry`.
+# Raises what the reference raises. Needs the GIL; keeps no argument alive.
+cdef object call_flat(object owner, tuple args, int entry, object reference)

@@ -94,7 +94,7 @@ cdef int _keep(object owner, Plan plan, int reason, jm_table* table) except -1:
     return keep_plan(owner, plan, reason)
 
 
-# --- Flat arguments: MeshExecutable.call and ExecuteReplicated.__call__ --------------------------
+# --- Flat arguments ------------------------------------------------------------------------------
 
 cdef int _fill_flat(tuple args, jm_table* table) except -1:
     cdef int kind
@@ -115,7 +115,9 @@ cdef Plan _make_flat_plan(object owner, tuple args, Context context, jm_table* t
         reason[0] = _fill_flat(args, table)
         if reason[0]:
             return None
-        executable = owner if type(owner) is _execute_replicated_type else owner.unsafe_call
+        executable = owner
+        while executable is not None and type(executable) is not _execute_replicated_type:
+            executable = executable.unsafe_call
         plan = make_plan(context, table, executable, None, reason)
         if plan is not None:
             plan.positional = len(args)
@@ -125,7 +127,7 @@ cdef Plan _make_flat_plan(object owner, tuple args, Context context, jm_table* t
         return None
 
 
-cdef object _call_flat(object owner, tuple args, int entry, object reference):
+cdef object call_flat(object owner, tuple args, int entry, object reference):
     cdef jm_table table
     cdef Call call
     cdef Plan plan
@@ -164,12 +166,12 @@ cdef object _call_flat(object owner, tuple args, int entry, object reference):
 
 def mesh_executable_call(self, *args):
     """`MeshExecutable.call`: flat arguments, checked against the executable's avals."""
-    return _call_flat(self, args, _mesh_entry, _mesh_executable_call)
+    return call_flat(self, args, _mesh_entry, _mesh_executable_call)
 
 
 def execute_replicated_call(self, *args):
     """`ExecuteReplicated.__call__`, also known as `unsafe_call`: flat arguments."""
-    return _call_flat(self, args, _replicated_entry, _execute_replicated_call)
+    return call_flat(self, args, _replicated_entry, _execute_replicated_call)
 
 
 # --- Results -------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def _sides(args: tuple[Any, ...], floor: Call | None = None, **options: Any) -> 
     )
 
 
-def _put_one(x: Any, committed: bool = False) -> Call:
+def prepared_put(x: Any, committed: bool = False) -> Call:
     """The prepared jaxlib call for one host argument on the default device."""
     done = _reference.device_put(x)
     host = np.asarray(x, done.dtype)
@@ -41,14 +41,14 @@ def _all(calls: list[Call]) -> Call:
 
 def _tree(kind: str, tree: str, count: int) -> Sides:
     items = inputs.leaves(kind, count)
-    puts = [_put_one(x) for x in items if not isinstance(x, jax.Array)]
+    puts = [prepared_put(x) for x in items if not isinstance(x, jax.Array)]
     return _sides((inputs.tree_of(tree, items),), _all(puts) if puts else None)
 
 
 def _one_numpy(to_device: bool = False) -> Sides:
     x = np.arange(8, dtype=np.float32)
     args = (x, jax.devices()[0]) if to_device else (x,)
-    return _sides(args, _put_one(x, committed=to_device))
+    return _sides(args, prepared_put(x, committed=to_device))
 
 
 def _committed() -> Sides:
@@ -120,9 +120,9 @@ def _shard_args(kind: str, count: int, spread: bool = False) -> Sides:
     target = inputs.over_all_devices() if spread else SingleDeviceSharding(jax.devices()[0])
     items = inputs.leaves(kind, count, target)
     args = ([target] * count, [None] * count, [_reference.REUSE_INPUT] * count, items)
-    floor = _all([_put_one(x, True) for x in items]) if kind == "numpy" and not spread else None
+    floor = _all([prepared_put(x, True) for x in items]) if kind == "numpy" and not spread else None
     if floor is not None and count == 1:
-        floor = _put_one(items[0], True)
+        floor = prepared_put(items[0], True)
     return Sides(
         partial(_reference.shard_args, *args), partial(api.shard_args, *args), floor
     )

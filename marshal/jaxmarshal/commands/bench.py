@@ -18,7 +18,10 @@ DESCRIPTION = (
     "belong together. Exit status 0 when everything was measured, 1 when a case did not take the "
     "path it is about, 2 for bad usage."
 )
-GROUPS = ("device_put", "shard_args", "execute", "ahead_of_time", "jit", "eager", "asarray")
+GROUPS = (
+    "device_put", "shard_args", "execute", "ahead_of_time", "jit", "eager", "asarray",
+    "dispatch_v0_3",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,150 @@
+"""The calls of `jaxmarshal.compat.dispatch_v0_3` that are made often, without a Python frame.
+
+Each asks first whether the table of handlers, which is the user's to change, still has for the
+arguments what it had in the beginning. Everything else is done in Python, in `jaxmarshal.compat`.
+"""
+
+cimport numpy as cnp
+from cpython.dict cimport PyDict_GetItem
+from cpython.object cimport PyObject
+
+from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init, push_argument
+from jaxmarshal._classify cimport JM_NDARRAY
+from jaxmarshal._context cimport Context, current_context, transfers_unguarded
+from jaxmarshal._counters cimport counters
+from jaxmarshal._execute cimport call_flat
+from jaxmarshal._records cimport TargetPlan, find_target, put_host, records_of, resolve_host
+from jaxmarshal._stats cimport (
+    GUARD, HIT, NOT_RECORDED, UNSUPPORTED, count_miss, entries, entry_number
+)
+
+from functools import partial
+
+import numpy as np
+
+from jaxmarshal import _reference
+
+cnp.import_array()
+
+cdef object _ndarray = np.ndarray
+cdef object _array_type = _reference.ArrayImpl
+cdef object _partial_call = partial.__call__
+cdef bint _active = _reference.HAVE_DEVICE_PUT
+cdef int _put_entry = entry_number("dispatch_v0_3.device_put")
+cdef int _call_entry = entry_number("dispatch_v0_3.call")
+
+# The state of `jaxmarshal.compat`, set while it is imported.
+cdef dict _handlers = {}           # owned: `device_put_handlers`
+cdef dict _first_handlers = {}     # what it held then, for the types that have a fast way
+cdef object _put_by_handler = None
+cdef object _check_and_call = None
+cdef bint _replaced = False        # has the user put another function in the place of one of ours?
+
+
+def bind_put(dict handlers, object put_by_handler) -> None:
+    """Take over the table of handlers as it is, and what `device_put` falls back on."""
+    global _handlers, _first_handlers, _put_by_handler
+    _handlers = handlers
+    _first_handlers = dict(handlers)
+    _first_handlers.pop(_reference.PRNGKeyArray, None)    # checked against avals in Python
+    _put_by_handler = put_by_handler
+
+
+def first_handler(object cls) -> object:
+    """What the table held for a type at first, if that has a fast way, or None."""
+    return _first_handlers.get(cls)
+
+
+def bind_call(object check_and_call) -> None:
+    """Take over the function that performs `XlaCompiledComputation.call` in Python."""
+    global _check_and_call
+    _check_and_call = check_and_call
+
+
+def set_replaced(bint replaced) -> None:
+    """Leave everything to Python while a function that it consists of has been replaced."""
+    global _replaced
+    _replaced = replaced
+
+
+cdef inline bint _has_first_handler(object cls) noexcept:
+    cdef PyObject* handler = PyDict_GetItem(_handlers, cls)
+    return handler != NULL and handler == PyDict_GetItem(_first_handlers, cls)
+
+
+cdef bint _have_first_handlers(tuple args) noexcept:
+    cdef bint arrays = _has_first_handler(_array_type)
+    for x in args:
+        if type(x) is _array_type:
+            if not arrays:
+                return False
+        elif not (_has_first_handler(type(x)) and _has_first_handler(_ndarray)):
+            return False    # numbers become numpy arrays on their way
+    return True
+
+
+cdef object _put_array(object x, object device, int* reason):
+    """A numpy array on a device, or None with a reason."""
+    cdef jm_table table
+    cdef TargetPlan plan
+    cdef Context context = current_context(reason)
+    if reason[0]:
+        return None
+    jm_table_init(&table, &counters)
+    try:
+        push_argument(&table, x, JM_NDARRAY, NULL)
+        plan = find_target(records_of(context), device)
+        reason[0] = NOT_RECORDED if plan is None else resolve_host(&table.slots[0], plan)
+        if reason[0] == HIT and not transfers_unguarded(True, False):
+            reason[0] = GUARD
+        return None if reason[0] else put_host(&table.slots[0], plan, device)
+    finally:
+        jm_table_free(&table)
+
+
+def device_put(x, device=None):
+    """Put a value on a device, by the handler for its exact type in `device_put_handlers`.
+
+    Host values get a dtype that the configuration allows first; Python's and numpy's scalars
+    become arrays without dimensions.
+
+    Args:
+      x: the value.
+      device: where to, or None for the default device.
+
+    Returns:
+      A tuple of buffers, which are `jax.Array`s on one device; of one for all types that JAX has.
+
+    Raises:
+      TypeError: if the table has no handler for the type.
+    """
+    cdef int reason
+    if type(x) is not _ndarray or _replaced or not _has_first_handler(_ndarray):
+        return _put_by_handler(x, device)
+    reason = UNSUPPORTED
+    if _active:
+        buffer = _put_array(x, device, &reason)
+        if reason == HIT:
+            entries[_put_entry].hits += 1
+            return (buffer,)
+    count_miss(_put_entry, reason)
+    return _put_by_handler(x, device)
+
+
+def run_execution(self, *args):
+    """`Execution.__call__`: flat arguments, not compared with anything."""
+    if _replaced or not _have_first_handlers(args):
+        return _partial_call(self, *args)
+    return tuple(call_flat(self, args, _call_entry, _partial_call))
+
+
+def call(self, *args):
+    """Run the computation with these arguments.
+
+    Raises:
+      TypeError: where number, shapes or dtypes of the arguments that are used are not those that
+        the computation was compiled for.
+    """
+    if _replaced or self.unsafe_call is not self._planned or not _have_first_handlers(args):
+        return _check_and_call(self, *args)
+    return tuple(call_flat(self, args, _call_entry, _check_and_call))
