@@ -14,7 +14,10 @@ cdef class Context:
     cdef readonly bint plain   # no trace in progress, one process
     cdef object device_put_records    # what was recorded for `device_put`, or None
     cdef object shard_args_records    # what was recorded for `shard_args`, or None
+    cdef object stage_records         # what was recorded for staging host data, or None
     cdef dict operations              # primitives with parameters, to what runs them, or None
+    cdef dict replays                 # calls of whole functions, to their steps, or None
+    cdef bint has_mesh                # of `for_jit`: a mesh is set
     cdef Context for_jit              # this one with the states that jitted functions add, or None
 
 # The current context, or None where the reference must decide: a trace in progress, no backend yet,

@@ -2,7 +2,10 @@
 
 Outside a trace the reference runs a primitive as a jitted function of its own, which
 `xla_primitive_callable` makes and keeps for each primitive and its parameters. Here they lead to
-the plans of that function; where none fits, the reference's `bind` performs the call.
+the plans of that function, or, with host data among the arguments, to the function itself. A
+primitive with an implementation of its own leads to that, without the checks that the reference's
+`bind` makes on the way and which cannot fail for the arguments accepted here. `stage`, which makes
+an array of host data, is one put. Everything else goes to the reference's `bind`.
 """
 
 import weakref
@@ -13,14 +16,23 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 
+from jaxmarshal cimport _tape
+from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init, push_argument
 from jaxmarshal._call cimport Call, try_plans
-from jaxmarshal._classify cimport JM_ARRAY, JM_KEY_ARRAY, Py_TYPE, jm_kind_of_type, types
-from jaxmarshal._context cimport Context
-from jaxmarshal._counters cimport JM_DEBUG
+from jaxmarshal._classify cimport (
+    JM_ARRAY, JM_KEY_ARRAY, JM_LITERAL, JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, jm_kind_is_host,
+    jm_kind_of_type, types
+)
+from jaxmarshal._context cimport Context, transfers_unguarded
+from jaxmarshal._counters cimport JM_DEBUG, counters
 from jaxmarshal._jit cimport JitPlans, PjitFunction, jit_context
 from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
+from jaxmarshal._records cimport (
+    TargetPlan, find_target, is_numeric, put_host, resolve_host, stage_records_of, try_to_record
+)
 from jaxmarshal._stats cimport (
-    EXECUTABLE, HIT, NOT_RECORDED, OPTIONS, UNKNOWN_TYPE, count_miss, entries, entry_number
+    CONTEXT, EXECUTABLE, GUARD, HIT, NOT_RECORDED, OPTIONS, UNKNOWN_TYPE, count_miss, entries,
+    entry_number
 )
 
 from jaxmarshal import _jit, _reference
@@ -32,8 +44,12 @@ cdef extern from *:
     PyObject* PyErr_Occurred() noexcept
 
 # As their callers see them; see `_errors`.
-ctypedef PyObject* (*try_function)(JitPlans, Context, Call*, int*) noexcept
 ctypedef int (*find_function)(object, Context, PyObject*, PyObject**) noexcept
+ctypedef int (*kinds_function)(PyObject**, Py_ssize_t) noexcept
+ctypedef PyObject* (*stage_function)(PyObject*, int, Context, int*) noexcept
+ctypedef PyObject* (*run_function)(
+    Operation, int, PyObject**, Py_ssize_t, PyObject*, Context, int*
+) noexcept
 
 cdef enum:
     MOST_FUNCTIONS = 4096    # as many as the reference keeps
@@ -41,49 +57,79 @@ cdef enum:
 cdef object _bind = _reference.primitive_bind
 cdef object _primitive_type = _reference.Primitive
 cdef object _callable_of = _reference.xla_primitive_callable
+cdef object _canonicalize = _reference.canonicalize_value
+cdef object _stage_primitive = _reference.stage_primitive
 cdef object _apply_primitive = _reference.apply_primitive
 cdef tuple _jaxpr_types = _reference.jaxpr_types
+cdef object _convert_bind = _reference.convert_bind_with_trace
 cdef int _entry = entry_number("bind")
-cdef object _accelerated = weakref.WeakKeyDictionary()
+cdef dict _accelerated = {}    # id of a function of the reference -> (weak reference to it, ours)
 
 
-# What is known about a primitive with certain parameters in one context.
+# How a primitive with certain parameters is run in one context.
 cdef class Operation:
     cdef object impl         # the primitive's, compared by pointer
-    cdef JitPlans plans      # of the function that runs it
-    cdef object function     # keeps them in use
+    cdef object function     # the jitted function that it comes to, or None
+    cdef JitPlans plans      # of that function, or None
+    cdef bint direct         # it comes to calling `impl`
 
 
 def xla_primitive_callable(prim, **params):
     """`jax._src.dispatch.xla_primitive_callable`: the jitted function of one primitive."""
     function = _callable_of(prim, **params)
-    found = _accelerated.get(function)
+    key = id(function)
+    found = _accelerated.get(key)
     if found is None:
-        found = _accelerated.setdefault(function, _jit.accelerate(function, True))
-    return found
+        found = (
+            weakref.ref(function, lambda _: _accelerated.pop(key, None)),
+            _jit.accelerate(function, True),
+        )
+        _accelerated[key] = found
+    return (<tuple>found)[1]
 
 
-cdef bint _is_plain(object prim, dict params):
-    """Does the reference run it as the jitted function of `xla_primitive_callable` and no more?"""
-    if type(prim) is not _primitive_type:
+cdef bint _is_ordinary(object prim, dict params) except -1:
+    """Does the reference's `bind` come to calling the implementation with the arguments?"""
+    if type(prim) is not _primitive_type or prim.ref_primitive or prim.ref_allocating:
         return False
+    own = vars(prim)
+    if "bind" in own or "is_high" in own:
+        return False
+    if "bind_with_trace" in own and not (
+        # It constrains the result's sharding afterwards, if there is one to constrain it to.
+        own["bind_with_trace"] is _convert_bind and params.get("sharding", own) is None
+    ):
+        return False
+    if _reference.debug_key_reuse.value:
+        return False
+    return not any([_holds_a_program(value) for value in params.values()])
+
+
+cdef bint _holds_a_program(object value) except -1:
+    if isinstance(value, (tuple, list)):
+        return any([_holds_a_program(item) for item in value])
+    return isinstance(value, _jaxpr_types)
+
+
+cdef bint _is_one_function(object prim) except -1:
+    """Is the implementation the reference's own, a jitted function for each primitive?"""
     impl = prim.impl
     if type(impl) is not partial or impl.func is not _apply_primitive or impl.keywords:
         return False
-    if len(impl.args) != 1 or impl.args[0] is not prim:
-        return False
-    if not vars(prim).keys().isdisjoint(("bind", "bind_with_trace", "is_high")):
-        return False
-    return not any([isinstance(value, _jaxpr_types) for value in params.values()])
+    return len(impl.args) == 1 and impl.args[0] is prim
 
 
 cdef Operation _make_operation(object prim, dict params):
     cdef Operation operation = Operation()
     operation.impl = prim.impl
-    if _is_plain(prim, params):
-        operation.function = xla_primitive_callable(prim, **params)
-        if _jit.is_jitted(operation.function):
-            operation.plans = (<PjitFunction>operation.function).plans
+    if not _is_ordinary(prim, params):
+        return operation
+    if not _is_one_function(prim):
+        operation.direct = True
+        return operation
+    operation.function = xla_primitive_callable(prim, **params)
+    if _jit.is_jitted(operation.function):
+        operation.plans = (<PjitFunction>operation.function).plans
     return operation
 
 
@@ -138,30 +184,143 @@ cdef int _find(object key, Context context, PyObject* prim, PyObject** found) ex
     if found[0] == NULL:
         return NOT_RECORDED
     operation = <Operation>found[0]
-    if operation.plans is None or (<object>prim).impl is not operation.impl:
+    if (<object>prim).impl is not operation.impl:
         return EXECUTABLE
-    return HIT
+    return HIT if operation.direct or operation.function is not None else <int>EXECUTABLE
+
+
+# --- Staging: an array of host data ---------------------------------------------------------------
+
+cdef PyObject* _stage(PyObject* x, int kind, Context context, int* reason) except? NULL:
+    """The array, a new reference; or NULL with a reason."""
+    cdef jm_table table
+    cdef TargetPlan target = find_target(stage_records_of(context), None)
+    cdef PyObject* result = NULL
+    reason[0] = NOT_RECORDED
+    if target is None:
+        return NULL
+    jm_table_init(&table, &counters)
+    try:
+        push_argument(&table, <object>x, kind, NULL)
+        reason[0] = resolve_host(&table.slots[0], target)
+        if reason[0] == HIT and not transfers_unguarded(True, False):
+            reason[0] = GUARD
+        if reason[0] == HIT:
+            made = put_host(&table.slots[0], target, None, True)
+            Py_INCREF(made)
+            result = <PyObject*>made
+    finally:
+        jm_table_free(&table)
+    return result
+
+
+cdef int _record_staged(PyObject* x, int kind, Context context, PyObject* result) except -1:
+    cdef jm_table table
+    jm_table_init(&table, &counters)
+    try:
+        push_argument(&table, <object>x, kind, NULL)
+        try_to_record(stage_records_of(context), &table, None, <object>result)
+    finally:
+        jm_table_free(&table)
+    return 0
+
+
+# --- Binding -------------------------------------------------------------------------------------
+
+cdef bint _is_ordinary_data(PyObject* x) except -1:
+    """Is a numpy array or scalar one of numbers as JAX has them?"""
+    dtype = (<object>x).dtype
+    return dtype.isnative and dtype.fields is None and is_numeric(dtype)
+
+
+cdef int _kind_of_all(PyObject** args, Py_ssize_t n) except -1:
+    """JM_ARRAY where all are arrays or typed keys; JM_NDARRAY with host data among them; 0."""
+    cdef Py_ssize_t i
+    cdef int kind, all_kinds = JM_ARRAY
+    for i in range(n):
+        kind = jm_kind_of_type(&types, Py_TYPE(args[i]))
+        if kind == JM_ARRAY or kind == JM_KEY_ARRAY:
+            continue
+        if kind == JM_NDARRAY or kind == JM_NP_SCALAR:
+            if not _is_ordinary_data(args[i]):
+                return 0
+        elif not jm_kind_is_host(kind) and kind != JM_LITERAL:
+            return 0
+        all_kinds = JM_NDARRAY
+    return all_kinds
+
+
+cdef object _call_directly(
+    Operation operation, PyObject** args, Py_ssize_t n, PyObject* names
+):
+    """Call what the reference's `bind` would call in the end, with canonical arguments."""
+    cdef Py_ssize_t i
+    cdef int kind
+    cdef list canonical = []
+    for i in range(n):
+        kind = jm_kind_of_type(&types, Py_TYPE(args[i]))
+        if jm_kind_is_host(kind):
+            canonical.append(_canonicalize(<object>args[i]))
+        else:
+            canonical.append(<object>args[i])
+    if operation.direct:
+        return operation.impl(*canonical, **_params(args, n, names))
+    return operation.function(*canonical)
+
+
+cdef PyObject* _run(
+    Operation operation, int kinds, PyObject** args, Py_ssize_t n, PyObject* names,
+    Context context, int* reason
+) except? NULL:
+    """The results, a new reference; or NULL with a reason."""
+    cdef Call call
+    cdef PyObject* result
+    if kinds == JM_ARRAY and operation.plans is not None:
+        call.args = args
+        call.n = n
+        call.names = NULL
+        call.flat = False
+        result = try_plans(operation.plans, context, &call, reason)
+        if _tape.current is not None and result != NULL:
+            _tape.note(operation.function, args, n, result)
+        return result
+    if kinds == JM_ARRAY and not operation.direct:
+        reason[0] = EXECUTABLE
+        return NULL
+    made = _call_directly(operation, args, n, names)
+    Py_INCREF(made)
+    return <PyObject*>made
 
 
 cdef PyObject* _bind_operation(
     PyObject* method, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
     """`Primitive.bind(self, *args, **params)`."""
-    cdef Py_ssize_t i, n = PyVectorcall_NARGS(nargsf)
+    cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf)
     cdef Context context = None
-    cdef Call call
     cdef PyObject* found = NULL
     cdef PyObject* result = NULL
-    cdef int kind, reason = HIT
+    cdef int kinds, kind = 0, reason = UNKNOWN_TYPE
+    cdef bint stage = False
     cdef object key = None
-    for i in range(1, n):
-        kind = jm_kind_of_type(&types, Py_TYPE(args[i]))
-        if kind != JM_ARRAY and kind != JM_KEY_ARRAY:
-            reason = UNKNOWN_TYPE
-            break
-    if n and reason == HIT:
+    kinds = (<kinds_function>_kind_of_all)(args + 1, n - 1) if n else 0
+    if kinds > 0:
         context = jit_context(&reason)
+    if kinds < 0:
+        PyErr_Clear()
+    if context is not None and context.has_mesh:
+        reason = CONTEXT
+        context = None
     if context is not None:
+        stage = args[0] == <PyObject*>_stage_primitive and n == 2 and kinds == JM_NDARRAY
+        if stage:
+            kind = jm_kind_of_type(&types, Py_TYPE(args[1]))
+            stage = jm_kind_is_host(kind)
+    if stage:
+        result = (<stage_function>_stage)(args[1], kind, context, &reason)
+        if _tape.current is not None and result != NULL:
+            _tape.note(_stage_function, args + 1, 1, result)
+    elif context is not None:
         key = _key(args, n, names)
         reason = (<find_function>_find)(key, context, args[0], &found)
         if reason < 0:
@@ -169,19 +328,20 @@ cdef PyObject* _bind_operation(
             reason = OPTIONS
             context = None
         elif reason == HIT:
-            call.args = args + 1
-            call.n = n - 1
-            call.names = NULL
-            call.flat = False
-            result = (<try_function>try_plans)((<Operation>found).plans, context, &call, &reason)
-            if result != NULL:
-                entries[_entry].hits += 1
-                return result
-            if PyErr_Occurred() != NULL:
-                return NULL
+            result = (<run_function>_run)(
+                <Operation>found, kinds, args + 1, n - 1, names, context, &reason
+            )
+    if result != NULL:
+        entries[_entry].hits += 1
+        return result
+    if PyErr_Occurred() != NULL:
+        return NULL
     count_miss(_entry, reason)
     result = PyObject_Vectorcall(<PyObject*>_bind, args, nargsf, names)
-    if result != NULL and context is not None and found == NULL:
+    if result != NULL and stage:
+        if reason == NOT_RECORDED:
+            _record_staged(args[1], kind, context, result)
+    elif result != NULL and context is not None and found == NULL:
         _note_quietly(key, args, n, names, context)
     return result
 
@@ -199,3 +359,4 @@ cdef int _note_quietly(
 
 
 bind = make_method(<vectorcallfunc>_bind_operation, _bind)
+cdef object _stage_function = partial(bind, _stage_primitive)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from jaxmarshal import _device_put, _eager, _execute, _jit, _reference, api
+from jaxmarshal import _device_put, _eager, _execute, _jit, _reference, _replay, api
 
 logger = logging.getLogger("jaxmarshal")
 
@@ -126,6 +126,29 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         "HAVE_EAGER",
         _reference.Primitive,
         "bind",
+    ),
+    *(
+        EntryPoint(
+            name,
+            original,
+            accelerated,
+            _reference.HAVE_REPLAY and accelerated is not original,
+            "HAVE_REPLAY",
+        )
+        for name, original, accelerated in (
+            ("zeros", _reference.jnp_zeros, api.zeros),
+            ("ones", _reference.jnp_ones, api.ones),
+            ("full", _reference.jnp_full, api.full),
+        )
+    ),
+    EntryPoint(
+        "getitem",
+        _reference.array_getitem,
+        _replay.getitem,
+        _reference.HAVE_REPLAY,
+        "HAVE_REPLAY",
+        _reference.ArrayImpl,
+        "__getitem__",
     ),
     # All that `jax.jit` and `jax.pjit` do with a function goes through this one.
     EntryPoint("jit", _reference.cpp_pjit, _jit.cpp_pjit, _reference.HAVE_JIT, "HAVE_JIT"),

@@ -17,7 +17,7 @@ from jaxmarshal._call cimport (
 from jaxmarshal._context cimport Context, running_context, on_forget, post_hook_is_set, state_is
 from jaxmarshal._counters cimport JM_DEBUG, counters
 from jaxmarshal._classify cimport jm_kind_is_argument
-from jaxmarshal cimport _execute
+from jaxmarshal cimport _execute, _tape
 from jaxmarshal._execute cimport gather, is_better_in_cpp, probe_plans
 from jaxmarshal._make_plan cimport complete_plan, draft_plan, record_host_arguments
 from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, jm_use_vectorcall
@@ -76,6 +76,7 @@ cdef Context jit_context(int* reason):
     if inner is None or not _same_states(inner):
         inner = Context(tuple([state.value for state in _states]), context.backend, True)
         inner.device_put_records = records_of(context)
+        inner.has_mesh = not _reference.abstract_mesh().empty
         context.for_jit = inner
     return inner
 
@@ -213,6 +214,24 @@ cdef int _miss(JitPlans plans, int reason) except -1:
     return 0
 
 
+cdef inline PyObject* _noted(
+    PyObject* self, PyObject** args, size_t nargsf, PyObject* names, PyObject* result
+) except? NULL:
+    """The result, after a tape that is being written has noted it."""
+    if _tape.current is not None and result != NULL and names == NULL:
+        _tape.note(<object>self, args, PyVectorcall_NARGS(nargsf), result)
+    return result
+
+
+cdef PyObject* _call_inner(
+    PyObject* self, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    cdef PyObject* result = PyObject_Vectorcall(
+        <PyObject*>(<PjitFunction>self).inner, args, nargsf, names
+    )
+    return result if _tape.current is None else _noted(self, args, nargsf, names, result)
+
+
 cdef PyObject* _call(
     PyObject* self, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
@@ -226,7 +245,7 @@ cdef PyObject* _call(
     if plans.skip:
         plans.skip -= 1
         entries[_entry].misses[plans.refusal] += 1
-        return PyObject_Vectorcall(<PyObject*>(<PjitFunction>self).inner, args, nargsf, names)
+        return _call_inner(self, args, nargsf, names)
     reason = NOT_RECORDED
     context = jit_context(&reason) if plans.plans else None
     if context is not None:
@@ -235,11 +254,11 @@ cdef PyObject* _call(
         if result != NULL:
             entries[_entry].hits += 1
             plans.missed = 0
-            return result
+            return _noted(self, args, nargsf, names, result)
         if PyErr_Occurred() != NULL:
             return NULL
     _miss(plans, reason)
-    return PyObject_Vectorcall(<PyObject*>(<PjitFunction>self).inner, args, nargsf, names)
+    return _call_inner(self, args, nargsf, names)
 
 
 # --- Sharing and dropping plans ------------------------------------------------------------------

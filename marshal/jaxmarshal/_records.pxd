@@ -62,6 +62,7 @@ cdef Records records_of(Context context)
 
 # All that was recorded for `shard_args` under a context: other avals, and always committed.
 cdef Records shard_records_of(Context context)
+cdef Records stage_records_of(Context context)
 
 # Record what the reference returned for the arguments in the table, whose targets are `target` or
 # their prefixes. Failures leave them unrecorded; they raise in a debug build only.
@@ -81,7 +82,7 @@ cdef TargetPlan find_target(Records records, object target)
 cdef int resolve_host(jm_slot* slot, TargetPlan target) except -1
 
 # Put a resolved host argument on the devices of `target`, the caller's own object: a jax.Array.
-cdef object put_host(jm_slot* slot, TargetPlan plan, object target)
+cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=*)
 
 # Make sure that `device_put(x, target)` of a host argument is recorded; calls the reference if not.
 # Failures leave it unrecorded and raise nothing but BaseExceptions.

@@ -146,6 +146,12 @@ cdef Records shard_records_of(Context context):
     return <Records>context.shard_args_records
 
 
+cdef Records stage_records_of(Context context):
+    if context.stage_records is None:
+        context.stage_records = Records()
+    return <Records>context.stage_records
+
+
 cdef TargetPlan find_target(Records records, object target):
     """What was recorded for a target, or None. Pointers first, then equality."""
     cdef TargetPlan plan
@@ -222,7 +228,7 @@ cdef bint is_numeric(object dtype) noexcept:
     )
 
 
-cdef object put_host(jm_slot* slot, TargetPlan plan, object target):
+cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=False):
     cdef LeafPlan leaf = <LeafPlan>slot.plan
     cdef object host = <object>slot.ready
     cdef object sharding = target if plan.is_sharding else plan.sharding
@@ -233,6 +239,8 @@ cdef object put_host(jm_slot* slot, TargetPlan plan, object target):
         shards = [host] * len(plan.devices)
     else:
         shards = [host[index] for index in leaf.indices]
+    if copy:    # the array may not share the memory of a numpy array
+        return _put(leaf.aval, sharding, shards, plan.devices, plan.committed, True)
     return _put(leaf.aval, sharding, shards, plan.devices, plan.committed)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
@@ -175,6 +176,16 @@ Primitive = _lookup("jax._src.core", "Primitive")
 primitive_bind = _lookup("jax._src.core", "Primitive.bind")
 xla_primitive_callable = _lookup("jax._src.dispatch", "xla_primitive_callable")
 apply_primitive = _lookup("jax._src.dispatch", "apply_primitive")
+stage_primitive = _lookup("jax._src.core", "stage_p") or _lookup("jax._src.lax.lax", "stage_p")
+convert_bind_with_trace = _lookup(
+    "jax._src.lax.lax", "_convert_element_type_bind_with_trace"
+)
+abstract_mesh = _lookup("jax._src.mesh", "get_abstract_mesh")
+jnp_zeros = jnp.zeros
+jnp_ones = jnp.ones
+jnp_full = jnp.full
+array_getitem = _lookup("jax._src.array", "ArrayImpl.__getitem__")
+canonicalize_dtype = _lookup("jax._src.dtypes", "canonicalize_dtype")
 #: Types of parameters that are programs; the newest JAX has one of them.
 jaxpr_types: tuple[type, ...] = tuple(
     getattr(jax._src.core, name) for name in ("Jaxpr", "ClosedJaxpr")
@@ -203,11 +214,14 @@ HAVE_EXECUTE: bool = _have(
 )
 HAVE_JIT: bool = _have(
     "HAVE_JIT", cpp_pjit, PjitFunction, FastpathData, *jit_caches,
-    *jit_key_states, flags=("HAVE_EXECUTE",),
+    *jit_key_states, abstract_mesh, flags=("HAVE_EXECUTE",),
 )
 HAVE_EAGER: bool = _have(
     "HAVE_EAGER", Primitive, primitive_bind, xla_primitive_callable, apply_primitive,
-    flags=("HAVE_JIT",),
+    stage_primitive, convert_bind_with_trace, canonicalize_value, flags=("HAVE_JIT",),
+)
+HAVE_REPLAY: bool = _have(
+    "HAVE_REPLAY", array_getitem, canonicalize_dtype, flags=("HAVE_EAGER",)
 )
 HAVE_LAYOUT_PROBE: bool = _have(
     "HAVE_LAYOUT_PROBE", ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put,

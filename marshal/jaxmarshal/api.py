@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jaxmarshal import _context, _device_put, _jit, _reference, _shard_args, _stats
+from jaxmarshal import _context, _device_put, _jit, _reference, _replay, _shard_args, _stats
 
 __all__ = ["clear", "device_put", "get_include", "jit", "reset_stats", "stats"]
 
@@ -64,6 +64,14 @@ batched_device_put = _choose(
 
 # It hands every argument on.
 jit: Any = _dress(_jit.jit, _reference.jit, "jit", "jaxmarshal")
+zeros, ones, full = (
+    _choose(getattr(_replay, name), reference, name, "jax.numpy")
+    for name, reference in (
+        ("zeros", _reference.jnp_zeros),
+        ("ones", _reference.jnp_ones),
+        ("full", _reference.jnp_full),
+    )
+)
 
 
 def stats() -> dict[str, dict[str, Any]]:
