@@ -13,7 +13,7 @@ from observe import observe
 import jaxmarshal
 from jaxmarshal import _reference, dispatch
 
-ACCELERATED = {"batched_device_put_impl"}
+ACCELERATED = {"batched_device_put_impl", "xla_primitive_callable"}
 
 #: Entry points that live elsewhere in JAX.
 MORE = {

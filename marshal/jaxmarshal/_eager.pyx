@@ -63,6 +63,7 @@ cdef object _apply_primitive = _reference.apply_primitive
 cdef tuple _jaxpr_types = _reference.jaxpr_types
 cdef object _convert_bind = _reference.convert_bind_with_trace
 cdef int _entry = entry_number("bind")
+cdef int _callable_entry = entry_number("xla_primitive_callable")
 cdef dict _accelerated = {}    # id of a function of the reference -> (weak reference to it, ours)
 
 
@@ -85,6 +86,9 @@ def xla_primitive_callable(prim, **params):
             _jit.accelerate(function, True),
         )
         _accelerated[key] = found
+        count_miss(_callable_entry, NOT_RECORDED)
+    else:
+        entries[_callable_entry].hits += 1
     return (<tuple>found)[1]
 
 

@@ -40,7 +40,7 @@ ctypedef PyObject* (*try_function)(JitPlans, Context, Call*, int*) noexcept
 
 cdef enum:
     SOME_MISSES = 4        # in a row; then calls go past the plans for a while
-    MOST_SKIPPED = 1023    # calls
+    MOST_SKIPPED = 63      # calls
 
 cdef object _reference_type = _reference.PjitFunction
 cdef object _cpp_pjit = _reference.cpp_pjit
@@ -142,8 +142,9 @@ cdef int _keep(JitPlans plans, Plan plan, jm_table* table, object returned, int 
         plan = None
     if plan is None:
         plans.refusal = reason
-        plans.failures = min(plans.failures + 1, 10)
-        plans.leave = (1 << plans.failures) - 2
+        if (<tuple>returned)[1] is None:    # jaxlib will ask at every such call
+            plans.failures = min(plans.failures + 1, 10)
+            plans.leave = (1 << plans.failures) - 2
         return 0
     plans.failures = 0
     plans.missed = 0

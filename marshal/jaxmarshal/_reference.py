@@ -75,6 +75,16 @@ def _lookup(module: str, name: str) -> Any:
     return obj
 
 
+def _lookup_in_either(name: str, *modules: str) -> Any:
+    """The same for a name that has moved from one module to another."""
+    for module in modules:
+        found = getattr(importlib.import_module(module), name, None)
+        if found is not None:
+            return found
+    missing[f"{modules[0]}.{name}"] = f"not in {' nor '.join(modules)}"
+    return _Missing(f"{modules[0]}.{name}")
+
+
 def _have(flag: str, *objects: Any, flags: tuple[str, ...] = ()) -> bool:
     """The value of a flag that needs these objects and other flags; fills `lacking`."""
     names = [name for other in flags for name in lacking[other]]
@@ -154,29 +164,35 @@ jit: Callable[..., Any] = jax.jit
 cpp_pjit = _lookup("jax._src.pjit", "_cpp_pjit")
 PjitFunction = _lookup("jaxlib._jax", "PjitFunction")
 FastpathData = _lookup("jax._src.interpreters.pxla", "MeshExecutableFastpathData")
+_fun_only_cache = _lookup("jax._src.pjit", "_cpp_pjit_cache_fun_only")
+_options_cache = _lookup("jax._src.pjit", "_cpp_pjit_cache_explicit_attributes")
 #: JAX's caches of what its jitted functions compiled.
-jit_caches: tuple[Any, ...] = (
-    _lookup("jax._src.pjit", "_cpp_pjit_cache_fun_only"),
-    _lookup("jax._src.pjit", "_cpp_pjit_cache_explicit_attributes"),
+jit_caches: tuple[Any, ...] = (_fun_only_cache, _options_cache)
+optimization_level = _lookup("jax._src.config", "optimization_level")
+memory_fitting_level = _lookup("jax._src.config", "memory_fitting_level")
+device_context = _lookup_in_either("device_context", "jax._src.mesh", "jax._src.config")
+#: The configuration states that jitted functions depend on and the trace context lacks. Some came
+#: with later versions.
+jit_key_states: tuple[Any, ...] = (
+    optimization_level,
+    memory_fitting_level,
+    device_context,
+    *(
+        getattr(jax._src.config, name)
+        for name in (
+            "jax_pallas_auto_assign_collective_ids",
+            "jax_pallas_auto_assign_collective_ids_limit",
+        )
+        if hasattr(jax._src.config, name)
+    ),
 )
-#: Where the configuration states are that jitted functions depend on and the trace context lacks.
-_JIT_KEY_STATES = ("optimization_level", "memory_fitting_level") + (
-    ("device_context",) if _version_tuple(jax.__version__) < (0, 11) else (
-        "jax_pallas_auto_assign_collective_ids", "jax_pallas_auto_assign_collective_ids_limit"
-    )
-)
-jit_key_states: tuple[Any, ...] = tuple(
-    _lookup("jax._src.config", name) for name in _JIT_KEY_STATES
-)
-if "device_context" not in _JIT_KEY_STATES:
-    jit_key_states += (_lookup("jax._src.mesh", "device_context"),)
 
 # --- Operations one by one -----------------------------------------------------------------------
 Primitive = _lookup("jax._src.core", "Primitive")
 primitive_bind = _lookup("jax._src.core", "Primitive.bind")
 xla_primitive_callable = _lookup("jax._src.dispatch", "xla_primitive_callable")
 apply_primitive = _lookup("jax._src.dispatch", "apply_primitive")
-stage_primitive = _lookup("jax._src.core", "stage_p") or _lookup("jax._src.lax.lax", "stage_p")
+stage_primitive = _lookup("jax._src.core", "stage_p")
 convert_bind_with_trace = _lookup(
     "jax._src.lax.lax", "_convert_element_type_bind_with_trace"
 )
@@ -184,7 +200,7 @@ abstract_mesh = _lookup("jax._src.mesh", "get_abstract_mesh")
 jnp_zeros = jnp.zeros
 jnp_ones = jnp.ones
 jnp_full = jnp.full
-array_getitem = _lookup("jax._src.array", "ArrayImpl.__getitem__")
+array_getitem = ArrayImpl if isinstance(ArrayImpl, _Missing) else ArrayImpl.__getitem__
 canonicalize_dtype = _lookup("jax._src.dtypes", "canonicalize_dtype")
 #: Types of parameters that are programs; the newest JAX has one of them.
 jaxpr_types: tuple[type, ...] = tuple(

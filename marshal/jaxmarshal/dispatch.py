@@ -15,11 +15,12 @@ from typing import Any
 
 from jaxmarshal import _install, _reference
 
-# `device_put` is a function of JAX's public API, and has another place.
+# These belong to other parts of JAX, where `install()` puts them.
+_ELSEWHERE = {"device_put", "jit", "bind", "zeros", "ones", "full", "getitem"}
 _ACCELERATED = {
     entry.name: entry.accelerated if entry.active else entry.original
     for entry in _install.ENTRY_POINTS
-    if entry.original is not None and entry.name != "device_put"
+    if entry.original is not None and entry.name not in _ELSEWHERE
 }
 
 

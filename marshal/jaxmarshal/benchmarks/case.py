@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from jaxmarshal import stats
+from jaxmarshal import installed, stats
 
 Call = Callable[[], Any]
 
@@ -21,11 +22,17 @@ class Sides:
       reference: the call through plain JAX.
       jaxmarshal: the same call through jaxmarshal.
       floor: the same work in the cheapest prepared jaxlib calls, or None.
+      installed: is it `install()` that makes the jaxmarshal side differ from the reference?
     """
 
     reference: Call
     jaxmarshal: Call
     floor: Call | None = None
+    installed: bool = False
+
+    def around(self, side: str) -> AbstractContextManager[None]:
+        """What to call a side in."""
+        return installed() if self.installed and side == "jaxmarshal" else nullcontext()
 
     def blocking(self) -> Sides:
         """The same, each call waiting for its results."""
@@ -34,7 +41,9 @@ class Sides:
             return lambda: jax.block_until_ready(call())
 
         floor = None if self.floor is None else waiting(self.floor)
-        return Sides(waiting(self.reference), waiting(self.jaxmarshal), floor)
+        return Sides(
+            waiting(self.reference), waiting(self.jaxmarshal), floor, self.installed
+        )
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,8 @@ class Case:
       devices: how many the work is spread over.
       least_speedup: reference / jaxmarshal has to be at least this, or None.
       most_over_floor: jaxmarshal / floor may be at most this, or None.
-      hits: does the call take the fast path? A refused call has to miss.
+      hits: does the call take the fast path? A refused call has to miss. None where the entry
+        point is not on its way, and has to see nothing of it.
       quick: is it part of the quick selection?
     """
 
@@ -62,7 +72,7 @@ class Case:
     devices: int = 1
     least_speedup: float | None = None
     most_over_floor: float | None = None
-    hits: bool = True
+    hits: bool | None = True
     quick: bool = False
 
     @property
