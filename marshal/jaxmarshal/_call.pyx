@@ -35,6 +35,9 @@ cdef extern from *:
     object PyObject_RichCompare(object a, object b, int op)
     bint PyObject_IsTrue(object obj) except -1
 
+cdef enum:
+    NEAR = 4    # a plan that is found this far back comes to the front
+
 # As their callers see them; see `_errors`.
 ctypedef int (*match_function)(Plan, Call*, jm_intake*) noexcept
 ctypedef PyObject* (*run_function)(Plan, jm_intake*) noexcept
@@ -259,7 +262,7 @@ cdef PyObject* try_plans(
             jm_table_free(&table)
             if result == NULL:
                 propagate()
-            if i and plan.runs_user_code:
+            if i >= NEAR or (i and plan.runs_user_code):
                 _use_next(plans, plan)
             return result
         if not by_pointer:

@@ -21,7 +21,7 @@ from jaxmarshal cimport _execute, _tape
 from jaxmarshal._execute cimport gather, is_better_in_cpp, probe_plans
 from jaxmarshal._make_plan cimport complete_plan, draft_plan, record_host_arguments
 from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, jm_use_vectorcall
-from jaxmarshal._plan cimport PLANS_PER_OWNER, Plan, set_results
+from jaxmarshal._plan cimport Plan, set_results
 from jaxmarshal._records cimport REFUSED, records_of
 from jaxmarshal._stats cimport (
     EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, count_miss, entries, entry_number,
@@ -41,6 +41,7 @@ ctypedef PyObject* (*try_function)(JitPlans, Context, Call*, int*) noexcept
 cdef enum:
     SOME_MISSES = 4        # in a row; then calls go past the plans for a while
     MOST_SKIPPED = 63      # calls
+    MOST_PLANS = 16        # of one function
 
 cdef object _reference_type = _reference.PjitFunction
 cdef object _cpp_pjit = _reference.cpp_pjit
@@ -149,7 +150,7 @@ cdef int _keep(JitPlans plans, Plan plan, jm_table* table, object returned, int 
     plans.failures = 0
     plans.missed = 0
     plans.skip = 0
-    plans.plans = [plan, *plans.plans[:PLANS_PER_OWNER - 1]]
+    plans.plans = [plan, *plans.plans[:MOST_PLANS - 1]]
     return 0
 
 
@@ -204,14 +205,13 @@ cdef inline void _describe(Call* call, PyObject** args, size_t nargsf, PyObject*
     call.flat = False
 
 
-cdef int _miss(JitPlans plans, int reason) except -1:
-    count_miss(_entry, reason)
-    if reason == NOT_RECORDED:
-        plans.missed += 1
-        if plans.missed > SOME_MISSES:
-            plans.skip = min(1 << (plans.missed - SOME_MISSES), MOST_SKIPPED)
-            plans.refusal = reason
-            plans.missed = min(plans.missed, SOME_MISSES + 10)
+cdef int _nothing_fitted(JitPlans plans, int reason) noexcept:
+    """Calls that no plan fits, one after the other, go past the plans for a while."""
+    plans.missed += 1
+    if plans.missed > SOME_MISSES:
+        plans.missed = min(plans.missed, SOME_MISSES + 10)
+        plans.skip = min(1 << (plans.missed - SOME_MISSES), MOST_SKIPPED)
+        plans.refusal = reason
     return 0
 
 
@@ -258,7 +258,8 @@ cdef PyObject* _call(
             return _noted(self, args, nargsf, names, result)
         if PyErr_Occurred() != NULL:
             return NULL
-    _miss(plans, reason)
+        _nothing_fitted(plans, reason)
+    count_miss(_entry, reason)
     return _call_inner(self, args, nargsf, names)
 
 

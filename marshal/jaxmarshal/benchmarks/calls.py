@@ -148,7 +148,8 @@ def ahead_of_time_cases() -> Iterator[Case]:
 def _both(
     function: Callable[..., Any], args: tuple[Any, ...], with_floor: bool = True
 ) -> Sides:
-    """A function jitted by JAX and by jaxmarshal."""
+    """A function jitted by JAX and by jaxmarshal; one of its own, with plans of its own."""
+    function = partial(function)
     plain = jax.jit(function, keep_unused=True)
     ours = jaxmarshal.jit(function, keep_unused=True)
     floor = _floor(plain.lower(*args).compile(), args) if with_floor else None
