@@ -14,7 +14,9 @@ cdef class Context:
     cdef readonly bint plain   # no trace in progress, one process
     cdef object device_put_records    # what was recorded for `device_put`, or None
     cdef object shard_args_records    # what was recorded for `shard_args`, or None
-    cdef Context for_jit              # this one with the states that jitted functions add, or None
+    # This one with the states that jitted functions add.
+    cdef Context for_jit              # with their values in the last such call, or None
+    cdef list all_for_jit             # with other values too, the most recently made first
 
 # The current context, or None where the reference must decide: a trace in progress, no backend yet,
 # more than one process, or listeners on JAX's internal events. `reason` receives a `_stats.Reason`.
