@@ -7,6 +7,8 @@ by array, and whether it copies depends on alignment, so nothing is left to chan
 from __future__ import annotations
 
 import collections
+import dataclasses
+from typing import Any
 
 import hypothesis.strategies as st
 import jax
@@ -32,6 +34,16 @@ class Node:
     def tree_unflatten(cls, aux, children):
         assert aux == len(children)
         return cls(*children)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    """A dataclass as a node."""
+
+    weight: Any
+    bias: Any
+    name: str = dataclasses.field(default="", metadata={"static": True})
 
 
 DTYPES = [
@@ -74,6 +86,8 @@ def realise(tree, made):
         return type(tree)((key, realise(child, made)) for key, child in tree.items())
     if isinstance(tree, Node):
         return Node(*[realise(child, made) for child in tree.children])
+    if isinstance(tree, Layer):
+        return Layer(realise(tree.weight, made), realise(tree.bias, made), tree.name)
     return tree
 
 

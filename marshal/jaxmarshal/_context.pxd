@@ -18,7 +18,9 @@ cdef class Context:
     cdef dict operations              # primitives with parameters, to what runs them, or None
     cdef dict replays                 # calls of whole functions, to their steps, or None
     cdef bint has_mesh                # of `for_jit`: a mesh is set
-    cdef Context for_jit              # this one with the states that jitted functions add, or None
+    # This one with the states that jitted functions add.
+    cdef Context for_jit              # with their values in the last such call, or None
+    cdef list all_for_jit             # with other values too, the most recently made first
 
 # The current context, or None where the reference must decide: a trace in progress, no backend yet,
 # more than one process, or listeners on JAX's internal events. `reason` receives a `_stats.Reason`.

@@ -57,6 +57,7 @@ cdef class Context:
         self.words = words
         self.backend = backend
         self.plain = plain
+        self.all_for_jit = []
 
 
 cdef inline bint _same_words(Context context, tuple words):

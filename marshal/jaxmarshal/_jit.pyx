@@ -42,6 +42,7 @@ cdef enum:
     SOME_MISSES = 4        # in a row; then calls go past the plans for a while
     MOST_SKIPPED = 63      # calls
     MOST_PLANS = 16        # of one function
+    INNER_CONTEXTS = 16    # that a context remembers
 
 cdef object _reference_type = _reference.PjitFunction
 cdef object _cpp_pjit = _reference.cpp_pjit
@@ -64,6 +65,20 @@ cdef bint _same_states(Context context) except -1:
     return True
 
 
+cdef Context _find_inner(Context context):
+    """The context for the values that these states have now: one that is remembered, or new."""
+    cdef Context inner
+    cdef tuple words = tuple([state.value for state in _states])
+    for known in context.all_for_jit:
+        if (<Context>known).words == words:
+            return <Context>known
+    inner = Context(words, context.backend, True)
+    inner.device_put_records = records_of(context)
+    inner.has_mesh = not _reference.abstract_mesh().empty
+    context.all_for_jit = [inner, *context.all_for_jit[:INNER_CONTEXTS - 1]]
+    return inner
+
+
 cdef Context jit_context(int* reason):
     """The current context with the states that jitted functions depend on and it lacks."""
     cdef Context inner, context
@@ -75,10 +90,7 @@ cdef Context jit_context(int* reason):
         return None
     inner = context.for_jit
     if inner is None or not _same_states(inner):
-        inner = Context(tuple([state.value for state in _states]), context.backend, True)
-        inner.device_put_records = records_of(context)
-        inner.has_mesh = not _reference.abstract_mesh().empty
-        context.for_jit = inner
+        context.for_jit = inner = _find_inner(context)
     return inner
 
 
@@ -114,6 +126,7 @@ cdef bint _complete(Plan plan, jm_table* table, tuple returned, int* reason) exc
         return False
     if any([wanted is not None for wanted in data.in_device_local_layouts]):
         return False
+    plan.fails_as_jit = True
     handlers = [
         _result_handler(aval, sharding, committed)
         for aval, sharding, committed in zip(
@@ -372,10 +385,13 @@ cdef class PjitFunction:
     def _clear_cache(self):
         _clear(self.plans)
         self.inner._clear_cache()
+        _plain(self)._clear_cache()
 
     def clear_cache(self):
         _clear(self.plans)
         self.inner.clear_cache()
+        # Functions that are not accelerated share it with each other.
+        _plain(self)._clear_cache()
 
     # Found by whoever looks at the type alone.
     @property
@@ -452,7 +468,15 @@ def cpp_pjit(*args, **kwargs):
 def jit(*args, **kwargs):
     """`jax.jit`."""
     made = _reference_jit(*args, **kwargs)
-    return accelerate(made) if args else lambda fun: accelerate(made(fun))
+    return _make_own(made) if args else lambda fun: _make_own(made(fun))
+
+
+cdef object _make_own(object function):
+    """The accelerated function for one that `jax.jit` made, whether it is installed or not."""
+    made = accelerate(function)
+    if type(made) is PjitFunction:
+        (<PjitFunction>made).by_install = False
+    return made
 
 
 # --- Asking without running ----------------------------------------------------------------------

@@ -30,6 +30,7 @@ cdef class Plan:
     cdef Py_ssize_t inputs      # of the executable: constants and arguments that are kept
     cdef list constants         # owned: arrays that go before the arguments, or None
     cdef object execute         # bound method of the loaded executable
+    cdef bint fails_as_jit      # what fails at run time is a ValueError, as in jaxlib's C++ dispatch
     cdef list handlers          # of the results
     cdef Structure results      # of the tree of results; empty for a flat list
     cdef bint single            # it is one leaf

@@ -65,6 +65,7 @@ cdef object _consume = _reference.consume_results
 cdef object _collect_garbage = _reference.collect_garbage
 cdef object _array_type = _reference.ArrayImpl
 cdef object _key_type = _reference.PRNGKeyArray
+cdef object _runtime_error = _reference.JaxRuntimeError
 cdef Py_ssize_t _runs = 0
 
 
@@ -235,7 +236,10 @@ cdef int _check_host(jm_guard* guard, jm_slot* slot, Context context) except -1:
         return reason
     aval = (<LeafPlan>slot.plan).aval
     wanted = <object>guard.aval
-    if aval.dtype != wanted.dtype or aval.shape != wanted.shape:
+    if (
+        aval.dtype != wanted.dtype or aval.shape != wanted.shape
+        or aval.weak_type != wanted.weak_type
+    ):
         return AVAL
     Py_INCREF(target)
     slot.target = <PyObject*>target
@@ -393,13 +397,18 @@ cdef bint _is_about_deleted(object error, jm_intake* intake) except -1:
     return any([array.is_deleted() for array in <tuple>intake.tuple])
 
 
-cdef int _deleted_or_raise(jm_intake* intake) except -1:
+cdef int _deleted_or_raise(Plan plan, jm_intake* intake) except -1:
     """jaxlib has just reported an error: raise it unless it is DELETED and nothing was run."""
+    cdef str failure = None
     try:
         propagate()
     except Exception as error:
         if not _is_about_deleted(error, intake):
-            raise
+            if not plan.fails_as_jit or type(error) is not _runtime_error:
+                raise
+            failure = str(error)
+    if failure is not None:
+        raise ValueError(failure)
     intake.reason = DELETED
     return 0
 
@@ -430,7 +439,7 @@ cdef PyObject* run(Plan plan, jm_intake* intake) except? NULL:
         _collect_garbage()
     results = _execute(plan, intake.tuple)
     if results == NULL:
-        _deleted_or_raise(intake)
+        _deleted_or_raise(plan, intake)
     return results
 
 

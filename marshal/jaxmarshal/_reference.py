@@ -135,6 +135,7 @@ shard_args = _lookup("jax._src.interpreters.pxla", "shard_args")
 result_handler = _lookup("jax._src.interpreters.pxla", "global_aval_to_result_handler")
 abstractify = _lookup("jax._src.core", "shaped_abstractify")
 tree_leaves = jax.tree_util.tree_leaves
+JaxRuntimeError = jax.errors.JaxRuntimeError
 canonicalize_value = _lookup("jax._src.dtypes", "canonicalize_value")
 dlpack_to_array = _lookup("jaxlib._jax", "dlpack_managed_tensor_to_buffer")
 pytree_registry = _lookup("jax._src.tree_util", "default_registry")
