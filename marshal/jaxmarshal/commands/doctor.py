@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import sys
 import time
 from typing import Any
 
@@ -33,7 +35,9 @@ def _check() -> tuple[bool, dict[str, Any], str]:
     switch = os.environ.pop("JAXMARSHAL", None)
     started = time.perf_counter()
     try:
-        results = selfcheck.run()
+        # Some of JAX's errors print; what is asked for is the report.
+        with contextlib.redirect_stdout(sys.stderr):
+            results = selfcheck.run()
     finally:
         if switch is not None:
             os.environ["JAXMARSHAL"] = switch

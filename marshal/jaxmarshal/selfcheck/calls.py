@@ -72,7 +72,7 @@ def _flat_calls(world: World, record: Recorder, way: Callable[[Any], Callable[..
             f"for {name}", run, lambda target=target: (world.put(target), world.put(target))
         )
         record.calls(
-            f"for {name}, given numpy", run, lambda target=target: (world.put(target), world.matrix())
+            f"for {name}, given numpy", run, lambda t=target: (world.put(t), world.matrix())
         )
     run = way(compiled(lambda x: x + 1, jnp.ones(3)))
     record.calls("another shape", run, lambda: (aligned((2, 2)),))

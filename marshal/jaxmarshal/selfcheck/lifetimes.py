@@ -1,4 +1,4 @@
-"""Checks of what a single call does not show: lifetimes, functions as objects, threads, processes."""
+"""Checks of what one call does not show: lifetimes, functions as objects, threads, processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def addresses(world: World, record: Recorder) -> None:
     run = compiled(lambda x: x + 1, world.put())
     kinds: list[Any] = [
         lambda: world.put(), lambda: world.put(world.first), lambda: world.put(dtype="int32"),
-        lambda: jnp.ones((3,)), lambda: world.put(world.other), lambda: world.put(world.spread("x")),
+        lambda: jnp.ones((3,)), lambda: world.put(world.other),
+        lambda: world.put(world.spread("x")),
         lambda: jax.device_put(world.matrix(), world.columns()),
     ]  # fmt: skip
     for turn in range(6):

@@ -28,7 +28,7 @@ class Recorder:
         self,
         about: str,
         call: Callable[..., Any],
-        make: Callable[[], tuple] = tuple,
+        make: Callable[..., tuple] = tuple,
         *,
         context: Callable[[], Any] = contextlib.nullcontext,
     ) -> None:

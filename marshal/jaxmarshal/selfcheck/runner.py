@@ -97,12 +97,17 @@ def _equal(expected: Any, found: Any) -> bool:
         return False
 
 
-def _compare(expected: list[tuple[str, Any]], found: list[tuple[str, Any]]) -> str:
-    """The first difference between what was seen, or nothing."""
+def _compare(
+    expected: list[tuple[str, Any]], found: list[tuple[str, Any]], failure: str
+) -> str:
+    """The first difference between what was seen, or nothing; `failure` ended the second list."""
     for (about, one), (about_too, two) in zip(expected, found, strict=False):
         if about != about_too or not _equal(one, two):
             wanted, got = _first_difference(one, two)
             return f"{about}: JAX: {wanted}; jaxmarshal: {got}"
+    if failure:
+        last = found[-1][0] if found else "the start"
+        return f"after {last}: jaxmarshal raised {failure}"
     if len(expected) != len(found):
         return f"{len(expected)} observations with JAX, {len(found)} with jaxmarshal"
     return ""
@@ -148,9 +153,7 @@ def _run_one(check: Check) -> Result:
         found, failure = _see(check, accelerated=True)
     finally:
         _install.uninstall()
-    difference = _compare(expected, found)
-    if failure and not difference.startswith(f"{failure}"):
-        difference = difference if found != expected[: len(found)] else f"raised {failure}"
+    difference = _compare(expected, found, failure)
     hits, misses = _counts(before, _stats.snapshot())
     outcome = "different" if difference else "same"
     return Result(check, outcome, len(expected), hits, misses, difference)

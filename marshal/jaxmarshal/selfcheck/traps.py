@@ -62,7 +62,7 @@ def memory_layout(world: World, record: Recorder) -> None:
         "rows again": lambda: (world.put(),),
     }.items():
         record.calls(name, rows, make)
-        record.calls(f"{name}, device_put", jax.device_put, lambda make=make: (*make(), world.first))
+        record.calls(f"put {name}", jax.device_put, lambda make=make: (*make(), world.first))
     custom = jax.jit(lambda x: x + 1, in_shardings=columns).lower(world.put()).compile()
     record.calls("compiled for columns, given rows", custom, lambda: (world.put(world.first),))
     record.calls(
@@ -84,6 +84,7 @@ def avals(world: World, record: Recorder) -> None:
     }
     for _ in range(2):
         for name, make in sources.items():
+            record.calls(f"argument {name}", jax.device_put, make)
             record.calls(name, run, make)
 
 
@@ -94,6 +95,7 @@ def _contexts(world: World) -> dict[str, Callable[[], Any]]:
         "x64": lambda: jax.enable_x64(True),
         "another default device": lambda: jax.default_device(world.other),
         "transfer guard": lambda: jax.transfer_guard("disallow"),
+        "explicit transfer guard": lambda: jax.transfer_guard("disallow_explicit"),
         "debug_nans": lambda: jax.debug_nans(True),
         "disable_jit": jax.disable_jit,
         "no execution": lambda: jax.no_execution(True),
@@ -239,11 +241,12 @@ def shared_memory(world: World, record: Recorder) -> None:
 def python_scalars(world: World, record: Recorder) -> None:
     """Weak types, integers out of range, values that do not fit."""
     jax.clear_caches()    # JAX warns of some values the first time only
-    for value in (0, -1, 2**31 - 1, 2**31, -(2**31) - 1, 2**63, 2**70, 1e300, -0.0, 1e-46, True, 1j):
+    integers = (0, -1, 2**31 - 1, 2**31, -(2**31) - 1, 2**63, 2**70)
+    for value in (*integers, 1e300, -0.0, 1e-46, True, 1j):
         record.calls(f"device_put({value!r})", jax.device_put, lambda v=value: (v,))
         record.calls(f"add({value!r})", lambda v: jnp.ones(2) + v, lambda v=value: (v,))
-    for value in (np.int64(2**40), np.float64(1e300), np.uint64(2**63), np.float16(3)):
-        record.calls(f"device_put({value!r})", jax.device_put, lambda v=value: (v,))
+    for scalar in (np.int64(2**40), np.float64(1e300), np.uint64(2**63), np.float16(3)):
+        record.calls(f"device_put({scalar!r})", jax.device_put, lambda v=scalar: (v,))
 
 
 @check("trap 9: identity of results", trap=9)
