@@ -11,7 +11,8 @@ from cpython.object cimport PyObject
 cdef class Context:
     cdef tuple words           # owned: the trace context; compared by pointer, then by equality
     cdef object backend        # owned: the default backend's client
-    cdef readonly bint plain   # no trace in progress, one process
+    cdef readonly bint plain   # no trace in progress
+    cdef readonly bint distributed    # several processes take part
     cdef object device_put_records    # what was recorded for `device_put`, or None
     cdef object shard_args_records    # what was recorded for `shard_args`, or None
 
@@ -19,6 +20,11 @@ cdef class Context:
 # more than one process, or listeners on JAX's internal events. `reason` receives a `_stats.Reason`.
 # Needs the GIL; returns an owned reference; raises only what JAX's state raises.
 cdef Context current_context(int* reason)
+
+# The same, but also where several processes take part: for calls that hand arrays that are in place
+# to an executable. Whoever places anything must not, for there the reference's processes may talk to
+# each other, and all of them have to.
+cdef Context execution_context(int* reason)
 
 # May transfers from the host (`host`) or between devices go unguarded on this thread?
 cdef bint transfers_unguarded(bint host, bint device) except -1

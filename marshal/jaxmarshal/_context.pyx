@@ -53,10 +53,11 @@ cdef list _contexts = []     # the most recently used first
 cdef class Context:
     """One configuration, and what was recorded under it."""
 
-    def __cinit__(self, tuple words, backend, bint plain):
+    def __cinit__(self, tuple words, backend, bint plain, bint distributed):
         self.words = words
         self.backend = backend
         self.plain = plain
+        self.distributed = distributed
 
 
 cdef inline bint _same_words(Context context, tuple words):
@@ -66,6 +67,13 @@ cdef inline bint _same_words(Context context, tuple words):
             jm_tuple_items(context.words), jm_tuple_items(words), len(words) * sizeof(void*)
         ) == 0
     )
+
+
+cdef bint _several_processes() except -1:
+    """Do several processes take part, on whichever platform?"""
+    if _reference.process_count() > 1:
+        return True
+    return any([client.process_count() > 1 for client in _bridge["_backends"].values()])
 
 
 cdef Context _find(tuple words, backend):
@@ -82,8 +90,9 @@ cdef Context _find(tuple words, backend):
                 found.words = words    # adopt the new pointers
                 break
         else:
-            plain = _reference.trace_state_clean() and _reference.process_count() == 1
-            found = Context(words, backend, plain)
+            found = Context(
+                words, backend, _reference.trace_state_clean(), _several_processes()
+            )
     if found in _contexts:
         _contexts.remove(found)
     _contexts.insert(0, found)
@@ -108,6 +117,14 @@ cdef inline bint _state_is(object state, object expected) except -1:
 
 
 cdef Context current_context(int* reason):
+    cdef Context context = execution_context(reason)
+    if context is not None and context.distributed:
+        reason[0] = CONTEXT
+        return None
+    return context
+
+
+cdef Context execution_context(int* reason):
     cdef PyObject* backend
     cdef PyObject* listener
     cdef tuple words

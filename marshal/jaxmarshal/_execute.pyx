@@ -16,7 +16,7 @@ from jaxmarshal._classify cimport (
     JM_ARRAY, JM_KEY_ARRAY, JM_OTHER, classify, jm_kind_is_argument, jm_kind_is_host,
     kind_of_unknown
 )
-from jaxmarshal._context cimport Context, current_context, post_hook_is_set
+from jaxmarshal._context cimport Context, execution_context, post_hook_is_set
 from jaxmarshal._counters cimport counters
 from jaxmarshal._errors cimport propagate
 from jaxmarshal._plan cimport (
@@ -25,8 +25,8 @@ from jaxmarshal._plan cimport (
 )
 from jaxmarshal._records cimport REFUSED
 from jaxmarshal._stats cimport (
-    DELETED, EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, UNSUPPORTED, count_miss,
-    entries, entry_number, reason_is_about_a_kind, reason_of_kind
+    CONTEXT, DELETED, EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, UNSUPPORTED,
+    count_miss, entries, entry_number, reason_is_about_a_kind, reason_of_kind
 )
 from jaxmarshal._tree cimport (
     NEEDS_REGISTRY, WHOLE_TREE, Structure, flatten, flatten_by_registry, free_structure,
@@ -79,7 +79,7 @@ cdef Context _context_for_execution(Plans plans, int* reason):
     if post_hook_is_set():
         reason[0] = HOOK
         return None
-    return current_context(reason)
+    return execution_context(reason)
 
 
 cdef bint _is_about_deleted(object error, jm_table* table) except -1:
@@ -285,6 +285,9 @@ cdef Plan _make_tree_plan(
             return None
         constants = params.const_args
         if constants:
+            if context.distributed:
+                reason[0] = CONTEXT
+                return None
             constants = list(executable.shard_const_args(constants))
         plan = make_plan(context, table, executable.unsafe_call, constants or None, reason)
         if plan is not None:

@@ -20,7 +20,8 @@ from jaxmarshal._layout cimport (
     array_aval, array_buffer, array_committed, array_layout_is_default, array_sharding, layout
 )
 from jaxmarshal._stats cimport (
-    AVAL, COMMITTED, DELETED, EXECUTABLE, GUARD, HIT, KEY_ARRAY, LAYOUT, NOT_RECORDED, SHARDING
+    AVAL, COMMITTED, CONTEXT, DELETED, EXECUTABLE, GUARD, HIT, KEY_ARRAY, LAYOUT, NOT_RECORDED,
+    SHARDING
 )
 from jaxmarshal._tree cimport free_structure, init_structure, rebuild, record_treedef
 
@@ -462,7 +463,10 @@ cdef Plan make_plan(
                 return None
             sharding = shardings[position]
             position += 1
-        reason[0] = _make_guard(&plan.guards[i], &table.slots[i], sharding)
+        if context.distributed and jm_kind_is_host(table.slots[i].kind):
+            reason[0] = CONTEXT    # placing is not for one process to decide
+        else:
+            reason[0] = _make_guard(&plan.guards[i], &table.slots[i], sharding)
         if reason[0]:
             table.slots[i].action = REFUSED
             return None

@@ -1,0 +1,100 @@
+"""Programs of several processes: JAX's own runtime on one machine, collectives through gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from child import PACKAGE_ROOT
+
+HERE = Path(__file__).resolve().parent
+PROGRAM = HERE / "distributed_process.py"
+TIMEOUT = 240
+
+pytestmark = pytest.mark.slow
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def run_together(count, *what):
+    """(exit status, objects printed, error output) of each of `count` processes."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAXMARSHAL")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE_ROOT), str(HERE)])
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(port), str(count), str(number), *what],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for number in range(count)
+    ]
+    try:
+        # All at once: one that waits for its output to be read keeps the others waiting.
+        with ThreadPoolExecutor(count) as readers:
+            outputs = list(readers.map(lambda p: p.communicate(timeout=TIMEOUT), processes))
+    finally:
+        for process in processes:
+            process.kill()
+    return [
+        (process.returncode, [json.loads(x) for x in output.splitlines() if x[:1] == "{"], errors)
+        for process, (output, errors) in zip(processes, outputs, strict=True)
+    ]
+
+
+def reports(count, *what):
+    """What each of the processes reports; all of them succeed."""
+    done = run_together(count, *what)
+    for status, _, errors in done:
+        assert status == 0, errors[-5000:]
+    return [printed[-1] for _, printed, _ in done]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_results_are_those_of_jax(count):
+    """Placing, jit, ahead-of-time and eager calls with global and local arrays, and errors."""
+    for found in reports(count, "compare"):
+        assert found["differences"] == []
+        assert all(calls > 20 for calls in found["seen"].values())
+        stats = found["stats"]
+        # Placing is the reference's, for its processes may have to talk to each other.
+        for name in ("device_put", "shard_args", "batched_device_put"):
+            assert stats[name]["hits"] == 0
+            assert stats[name]["misses_by_reason"].keys() == {"context"}
+        # Arrays in place need no placing: these calls are fast in each process by itself.
+        for name in ("compiled_call", "mesh_executable_call", "execute_replicated_call"):
+            assert stats[name]["hits"] >= 2 * 6    # two of three calls for each placement
+        # Unless host data are among the arguments.
+        assert stats["compiled_call"]["misses_by_reason"]["context"] > 0
+        assert stats["mesh_executable_call"]["misses_by_reason"]["context"] > 0
+
+
+def test_a_fast_call_and_one_of_jax_are_partners():
+    """The processes with jaxmarshal and those without compute together."""
+    found = reports(2, "mixed")
+    assert found[0]["total"] == found[1]["total"] != 0
+    hits = [process["stats"]["compiled_call"]["hits"] for process in found]
+    assert hits == [0, 19]
+
+
+def test_a_peer_dies():
+    """What happens to the survivor is what happens to it with plain JAX; it does not go on."""
+    ends = []
+    for which in ("jax", "jaxmarshal"):
+        survivor, dead = run_together(2, "orphaned", which)
+        for _, printed, errors in (survivor, dead):
+            hits = printed[0]["hits"]
+            assert (hits > 0) == (which == "jaxmarshal"), errors[-5000:]
+        status, printed, errors = survivor
+        assert printed[1:] != [{"outcome": "nothing happened"}]
+        ends.append((status, printed[1:], "another task died" in errors))
+    assert ends[0] == ends[1]
