@@ -16,13 +16,13 @@ cdef class Context:
     cdef object device_put_records    # what was recorded for `device_put`, or None
     cdef object shard_args_records    # what was recorded for `shard_args`, or None
 
-# The current context, or None where the reference must decide: a trace in progress, no backend yet,
+# The current context, or None where the reference must decide: a trace in progress, no backend,
 # more than one process, or listeners on JAX's internal events. `reason` receives a `_stats.Reason`.
 # Needs the GIL; returns an owned reference; raises only what JAX's state raises.
 cdef Context current_context(int* reason)
 
 # The same, but also where several processes take part: for calls that hand arrays that are in place
-# to an executable. Whoever places anything must not, for there the reference's processes may talk to
+# to an executable. Whoever places anything must not: there the reference's processes may talk to
 # each other, and all of them have to.
 cdef Context execution_context(int* reason)
 
