@@ -1,7 +1,7 @@
 """One of several processes that run the same programs together; see `test_distributed`.
 
-Arguments: the coordinator's port, the number of processes, the number of this one, and what is to
-be done. Prints one JSON object, its last line.
+Arguments: the coordinator's port, the number of processes, the number of this one, a file that JSON
+objects are appended to, a line each, and what is to be done.
 """
 
 from __future__ import annotations
@@ -26,8 +26,14 @@ from observe import observe
 import jaxmarshal
 
 PORT, COUNT, NUMBER = map(int, sys.argv[1:4])
+REPORT, *TASK = sys.argv[4:]
 P = PartitionSpec
 TURNS = 3
+
+
+def report(facts: dict) -> None:
+    with open(REPORT, "a") as lines:
+        lines.write(json.dumps(facts) + "\n")
 
 
 def start() -> None:
@@ -37,7 +43,7 @@ def start() -> None:
     jax.distributed.initialize(
         f"127.0.0.1:{PORT}", COUNT, NUMBER, initialization_timeout=200,
         # A machine with much to do can keep a process waiting for longer than it takes to die.
-        heartbeat_timeout_seconds=15 if sys.argv[4] == "orphaned" else 250,
+        heartbeat_timeout_seconds=15 if TASK[0] == "orphaned" else 250,
     )
     assert jax.process_count() == COUNT
     assert len(jax.devices()) == 2 * COUNT
@@ -166,22 +172,25 @@ def mixed() -> dict:
     scaled = jax.jit(lambda x: x * 2, in_shardings=shardings()["replicated"]).lower(matrix())
     scaled = scaled.compile()._executable
     for _ in range(20):
-        x = run(x) * 0.5
-        scaled.call(matrix())    # placing host data is never recorded: the others would not know
+        # One computation at a time: with several in flight gloo's can wait for each other for ever.
+        x = jax.block_until_ready(run(x))
+        x = jax.block_until_ready(x * 0.5)
+        # Placing host data is never recorded: the others would not know.
+        jax.block_until_ready(scaled.call(matrix()))
     total = jax.jit(lambda x: x.sum(), out_shardings=shardings()["replicated"])(x)
     return {"total": float(total), "stats": jaxmarshal.stats()}
 
 
 def orphaned() -> dict:
     """The last process dies; the others go on with what needs it, and report how that ends."""
-    if sys.argv[5] == "jaxmarshal":
+    if TASK[1] == "jaxmarshal":
         jaxmarshal.install()
     places = shardings()
     run = jax.jit(lambda x: x + x.sum()).lower(make(places["rows"])).compile()
     for _ in range(3):
         jax.block_until_ready(run(make(places["rows"])))
     multihost_utils.sync_global_devices("all have done their part")
-    print(json.dumps({"hits": jaxmarshal.stats()["compiled_call"]["hits"]}), flush=True)
+    report({"hits": jaxmarshal.stats()["compiled_call"]["hits"]})
     if NUMBER == COUNT - 1:
         os._exit(0)
     x = make(places["rows"])
@@ -191,11 +200,11 @@ def orphaned() -> dict:
         outcome = "nothing happened"
     except Exception as error:
         outcome = f"{type(error).__name__} was raised"
-    print(json.dumps({"outcome": outcome}), flush=True)
+    report({"outcome": outcome})
     os._exit(0)    # an ordinary end would wait for the dead
 
 
 start()
-result = {"compare": compare, "mixed": mixed, "orphaned": orphaned}[sys.argv[4]]()
+result = {"compare": compare, "mixed": mixed, "orphaned": orphaned}[TASK[0]]()
 jax.distributed.shutdown()
-print(json.dumps(result), flush=True)
+report(result)
