@@ -17,7 +17,8 @@ PYTEST_PARALLEL := -n auto --maxprocesses=2
 
 # An editable install follows the Python files by itself; a built one has to be told.
 COMPILED := setup.py pyproject.toml \
-	$(wildcard marshal/jaxmarshal/*.pyx marshal/jaxmarshal/*.pxd include/jaxmarshal/*.h)
+	$(wildcard marshal/jaxmarshal/*.pyx marshal/jaxmarshal/*.pxd marshal/jaxmarshal/*.c \
+	include/jaxmarshal/*.h)
 PACKAGED := $(COMPILED) MANIFEST.in README.md \
 	$(wildcard marshal/jaxmarshal/*.py marshal/jaxmarshal/*.pyi marshal/jaxmarshal/py.typed \
 	marshal/jaxmarshal/*.html marshal/jaxmarshal/*/*.py marshal/jaxmarshal/*/*.pyi)

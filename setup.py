@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+import sysconfig
 import tarfile
 from glob import glob
 
@@ -39,6 +40,12 @@ FLAVOURS = {
     ),
 }
 
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    raise SystemExit(
+        "jaxmarshal relies on the GIL for the consistency of its caches: it cannot be built for a "
+        "free-threaded Python. Use a build of Python with the GIL"
+    )
+
 FLAVOUR = os.environ.get("JAXMARSHAL_BUILD") or "release"
 if FLAVOUR not in FLAVOURS:
     raise SystemExit(f"JAXMARSHAL_BUILD={FLAVOUR!r}: expected one of {', '.join(FLAVOURS)}")
@@ -50,7 +57,7 @@ if os.environ.get("JAXMARSHAL_WERROR", "0") not in ("", "0"):
 
 
 def extensions():
-    """One extension per .pyx file of the package, cythonized below build/."""
+    """One extension per .pyx and .c file of the package, cythonized below build/."""
     modules = [
         Extension(
             f"jaxmarshal.{os.path.splitext(os.path.basename(source))[0]}",
@@ -65,7 +72,7 @@ def extensions():
             # Headers include each other; .pxd files are followed by cythonize itself.
             depends=HEADERS,
         )
-        for source in sorted(glob("marshal/jaxmarshal/*.pyx"))
+        for source in sorted(glob("marshal/jaxmarshal/*.pyx") + glob("marshal/jaxmarshal/*.c"))
     ]
     # cythonize's workers import this file again unless they are forked.
     forks = multiprocessing.get_start_method() == "fork"

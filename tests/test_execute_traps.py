@@ -227,6 +227,33 @@ def test_trap_4_transfer_guard():
             assert counts(entry) == ((1, 0) if level == "allow" else (0, 1))
 
 
+@pytest.mark.parametrize("value", [1e300, np.float64(1e300), np.array([1e300, 1.0])])
+def test_recording_does_not_warn_again(value):
+    """A conversion warns as often as in JAX, also where its argument is recorded afterwards."""
+    def outcomes():
+        call = jax.jit(lambda x: x + 1).lower(value).compile()._executable.call
+        return [observe(call, value) for _ in range(3)]
+
+    found = outcomes()
+    jaxmarshal.uninstall()
+    assert found == outcomes()
+    assert len(found[0][1]) == 1    # the warning
+
+
+def test_recording_keeps_to_the_transfer_guard(capfd):
+    """A guard that logs transfers logs those of the program and no other."""
+    def logged():
+        call = jax.jit(lambda x: x + 1).lower(DATA).compile()._executable.call
+        with jax.transfer_guard("log_explicit"):
+            for _ in range(3):
+                call(DATA)
+        return capfd.readouterr().err.count("host-to-device transfer")
+
+    found = logged()
+    jaxmarshal.uninstall()
+    assert found == logged() == 3
+
+
 def test_few_arrays_among_host_data():
     """Where jaxlib's C++ call costs less it is left to do the call, and stays right."""
     some = [jnp.float32(i) for i in range(40)]

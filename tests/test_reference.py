@@ -191,6 +191,6 @@ def test_only_the_gateway_names_private_parts_of_jax():
     """A rename in JAX is one line to change."""
     package = Path(jaxmarshal.__file__).parent
     private = re.compile(r"^\s*(from|import) (jax\._src|jaxlib)", re.MULTILINE)
-    sources = [path for pattern in ("*.py", "*.pyx") for path in package.glob(pattern)]
+    sources = [path for pattern in ("*.py", "*.pyx") for path in package.rglob(pattern)]
     assert len(sources) > 5
     assert [path.name for path in sources if private.search(path.read_text())] == ["_reference.py"]

@@ -10,7 +10,7 @@
 #error "jaxmarshal needs Python 3.11 or later"
 #endif
 #ifdef Py_GIL_DISABLED
-#error "jaxmarshal relies on the GIL for the consistency of its caches"
+#error "jaxmarshal relies on the GIL for the consistency of its caches: no free-threaded Python"
 #endif
 
 #if defined(__GNUC__) || defined(__clang__)

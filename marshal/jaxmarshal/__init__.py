@@ -4,6 +4,7 @@
 JAX's own code stays the slow path: whatever is not recognised goes there unchanged.
 """
 
+import jaxmarshal._interpreter  # noqa: F401 (first: in a subinterpreter it raises ImportError)
 from jaxmarshal import dispatch
 from jaxmarshal._events import publish
 from jaxmarshal._explain import Explanation, explain

@@ -11,7 +11,8 @@ from cpython.object cimport PyObject
 cdef class Context:
     cdef tuple words           # owned: the trace context; compared by pointer, then by equality
     cdef object backend        # owned: the default backend's client
-    cdef readonly bint plain   # no trace in progress, one process
+    cdef readonly bint plain   # no trace in progress
+    cdef readonly bint distributed    # several processes take part
     cdef object device_put_records    # what was recorded for `device_put`, or None
     cdef object shard_args_records    # what was recorded for `shard_args`, or None
     cdef object stage_records         # what was recorded for staging host data, or None
@@ -22,13 +23,15 @@ cdef class Context:
     cdef Context for_jit              # with their values in the last such call, or None
     cdef list all_for_jit             # with other values too, the most recently made first
 
-# The current context, or None where the reference must decide: a trace in progress, no backend yet,
+# The current context, or None where the reference must decide: a trace in progress, no backend,
 # more than one process, or listeners on JAX's internal events. `reason` receives a `_stats.Reason`.
 # Needs the GIL; returns an owned reference; raises only what JAX's state raises.
 cdef Context current_context(int* reason)
 
 # The same for a compiled executable, which depends neither on the default backend nor on listeners
-# when it runs.
+# when it runs; also where several processes take part, for calls that hand arrays that are in place
+# to an executable. Whoever places anything must not: there the reference's processes may talk to
+# each other, and all of them have to.
 cdef Context running_context(int* reason)
 
 # Is the value of a configuration state on this thread the object `expected`?

@@ -53,10 +53,11 @@ cdef list _contexts = []     # the most recently used first
 cdef class Context:
     """One configuration, and what was recorded under it."""
 
-    def __cinit__(self, tuple words, backend, bint plain):
+    def __cinit__(self, tuple words, backend, bint plain, bint distributed):
         self.words = words
         self.backend = backend
         self.plain = plain
+        self.distributed = distributed
         self.all_for_jit = []
 
 
@@ -67,6 +68,13 @@ cdef inline bint _same_words(Context context, tuple words):
             jm_tuple_items(context.words), jm_tuple_items(words), len(words) * sizeof(void*)
         ) == 0
     )
+
+
+cdef bint _several_processes() except -1:
+    """Do several processes take part, on whichever platform?"""
+    if _reference.process_count() > 1:
+        return True
+    return any([client.process_count() > 1 for client in _bridge["_backends"].values()])
 
 
 cdef Context _find(tuple words, backend):
@@ -83,8 +91,9 @@ cdef Context _find(tuple words, backend):
                 found.words = words    # adopt the new pointers
                 break
         else:
-            plain = _reference.trace_state_clean() and _reference.process_count() == 1
-            found = Context(words, backend, plain)
+            found = Context(
+                words, backend, _reference.trace_state_clean(), _several_processes()
+            )
     if found in _contexts:
         _contexts.remove(found)
     _contexts.insert(0, found)
@@ -124,6 +133,14 @@ cdef Context _plain(Context context, int* reason):
 
 
 cdef Context current_context(int* reason):
+    cdef Context context = _current(reason)
+    if context is not None and context.distributed:
+        reason[0] = CONTEXT
+        return None
+    return context
+
+
+cdef Context _current(int* reason):
     cdef PyObject* backend
     cdef PyObject* listener
     cdef tuple words
@@ -152,12 +169,12 @@ cdef Context running_context(int* reason):
     cdef Context context = _last
     cdef tuple words
     if context is None:
-        return current_context(reason)
+        return _current(reason)
     words = _words(reason)
     if words is None:
         return None
     if not _same_words(context, words):
-        return current_context(reason)
+        return _current(reason)
     return _plain(context, reason)
 
 

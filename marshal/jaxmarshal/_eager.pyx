@@ -312,7 +312,7 @@ cdef PyObject* _bind_operation(
         context = jit_context(&reason)
     if kinds < 0:
         PyErr_Clear()
-    if context is not None and context.has_mesh:
+    if context is not None and (context.has_mesh or context.distributed):
         reason = CONTEXT
         context = None
     if context is not None:

@@ -16,7 +16,7 @@ from jaxmarshal._call cimport Call, describe_call, flatten_call, match_call, try
 from jaxmarshal._classify cimport (
     JM_OTHER, classify, jm_kind_is_argument, jm_kind_is_host, kind_of_unknown
 )
-from jaxmarshal._context cimport Context, running_context, post_hook_is_set
+from jaxmarshal._context cimport Context, post_hook_is_set, running_context
 from jaxmarshal._counters cimport counters
 from jaxmarshal._intake cimport jm_intake
 from jaxmarshal._make_plan cimport make_plan, record_host_arguments
@@ -25,8 +25,8 @@ from jaxmarshal._plan cimport (
 )
 from jaxmarshal._records cimport REFUSED
 from jaxmarshal._stats cimport (
-    EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, UNSUPPORTED, count_miss, entries,
-    entry_number, reason_is_about_a_kind, reason_of_kind
+    CONTEXT, EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, UNSUPPORTED, count_miss,
+    entries, entry_number, reason_is_about_a_kind, reason_of_kind
 )
 from jaxmarshal._tree cimport Structure, free_structure, init_structure
 
@@ -220,6 +220,9 @@ cdef Plan _make_tree_plan(
             return None
         constants = params.const_args
         if constants:
+            if context.distributed:
+                reason[0] = CONTEXT
+                return None
             constants = list(executable.shard_const_args(constants))
         plan = make_plan(context, table, executable.unsafe_call, constants or None, reason)
         if plan is not None:

@@ -72,7 +72,7 @@ cdef Context _find_inner(Context context):
     for known in context.all_for_jit:
         if (<Context>known).words == words:
             return <Context>known
-    inner = Context(words, context.backend, True)
+    inner = Context(words, context.backend, True, context.distributed)
     inner.device_put_records = records_of(context)
     inner.has_mesh = not _reference.abstract_mesh().empty
     context.all_for_jit = [inner, *context.all_for_jit[:INNER_CONTEXTS - 1]]

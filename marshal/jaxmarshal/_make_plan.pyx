@@ -10,7 +10,7 @@ from jaxmarshal._intake cimport jm_guard
 from jaxmarshal._layout cimport array_layout_is_default
 from jaxmarshal._plan cimport Plan, take_base_array
 from jaxmarshal._records cimport CUSTOM_LAYOUT, REFUSED, ensure_recorded
-from jaxmarshal._stats cimport DELETED, EXECUTABLE, HIT, KEY_ARRAY, LAYOUT, SHARDING
+from jaxmarshal._stats cimport CONTEXT, DELETED, EXECUTABLE, HIT, KEY_ARRAY, LAYOUT, SHARDING
 
 from jaxmarshal import _reference
 
@@ -57,7 +57,10 @@ cdef Plan draft_plan(Context context, jm_table* table, int* reason):
     cdef Plan plan = Plan(table.count)
     plan.context = context
     for i in range(table.count):
-        reason[0] = _draft_guard(&plan.guards[i], &table.slots[i])
+        if context.distributed and jm_kind_is_host(table.slots[i].kind):
+            reason[0] = CONTEXT    # placing is not for one process to decide
+        else:
+            reason[0] = _draft_guard(&plan.guards[i], &table.slots[i])
         if reason[0]:
             table.slots[i].action = REFUSED
             return None

@@ -85,5 +85,6 @@ cdef int resolve_host(jm_slot* slot, TargetPlan target) except -1
 cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=*)
 
 # Make sure that `device_put(x, target)` of a host argument is recorded; calls the reference if not.
-# Failures leave it unrecorded and raise nothing but BaseExceptions.
+# Silent, for the call it belongs to was made before. Failures, and a transfer guard, leave it
+# unrecorded and raise nothing but BaseExceptions.
 cdef int ensure_recorded(object x, int kind, object target, Context context) except -1

@@ -11,7 +11,7 @@ from jaxmarshal._argtable cimport (
     jm_slot, jm_table, jm_table_free, jm_table_init, push_argument
 )
 from jaxmarshal._classify cimport JM_ARRAY, JM_BOOL, JM_NDARRAY, JM_NP_SCALAR
-from jaxmarshal._context cimport Context
+from jaxmarshal._context cimport Context, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG, counters, jm_counters
 from jaxmarshal._scalars cimport narrows_silently, scalar_array
 from jaxmarshal._stats cimport HIT, NOT_RECORDED, VALUE
@@ -376,12 +376,17 @@ cdef int ensure_recorded(object x, int kind, object target, Context context) exc
     cdef jm_table table
     cdef Records records = records_of(context)
     cdef TargetPlan plan
+    if not transfers_unguarded(True, False):
+        return 0    # a guard may log the transfer
     jm_table_init(&table, &counters)
     try:
         push_argument(&table, x, kind, NULL)
         plan = find_target(records, target)
         if plan is None or resolve_host(&table.slots[0], plan) == NOT_RECORDED:
-            try_to_record(records, &table, target, _device_put(x, target))
+            # What there is to warn of, the reference's own call has warned of.
+            with np.errstate(all="ignore"):
+                result = _device_put(x, target)
+            try_to_record(records, &table, target, result)
     except Exception:
         if JM_DEBUG:
             raise

@@ -114,7 +114,7 @@ cdef object _replayed(int entry, object reference, object key, object source, tu
     cdef list play
     cdef int reason = UNSUPPORTED
     context = jit_context(&reason) if _active else None
-    if context is not None and context.has_mesh:
+    if context is not None and (context.has_mesh or context.distributed):
         reason = CONTEXT
         context = None
     if context is None:

@@ -59,8 +59,10 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "context",
-        "Several processes take part, or names of mapped axes are bound outside of a trace.",
-        "Nothing: such programs stay with the reference.",
+        "Several processes take part, and the call is not one of a compiled function with arrays "
+        "only; or names of mapped axes are bound outside of a trace.",
+        "Where several processes take part, pass arrays that are in place to functions compiled "
+        "ahead of time (see docs/distributed.md); else nothing.",
         "`device_put(x)` after `jax.distributed.initialize()`",
     ),
     Reason(

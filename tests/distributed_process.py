@@ -1,0 +1,210 @@
+"""One of several processes that run the same programs together; see `test_distributed`.
+
+Arguments: the coordinator's port, the number of processes, the number of this one, a file that JSON
+objects are appended to, a line each, and what is to be done.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false"
+)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+from observe import observe
+
+import jaxmarshal
+
+PORT, COUNT, NUMBER = map(int, sys.argv[1:4])
+REPORT, *TASK = sys.argv[4:]
+P = PartitionSpec
+TURNS = 3
+
+
+def report(facts: dict) -> None:
+    with open(REPORT, "a") as lines:
+        lines.write(json.dumps(facts) + "\n")
+
+
+def start() -> None:
+    """Join the others. jaxmarshal is imported, as in a program that begins with that."""
+    faulthandler.dump_traceback_later(300, exit=True)    # not to be left behind, whatever happens
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        f"127.0.0.1:{PORT}", COUNT, NUMBER, initialization_timeout=200,
+        # A machine with much to do can keep a process waiting for longer than it takes to die.
+        heartbeat_timeout_seconds=15 if TASK[0] == "orphaned" else 250,
+    )
+    assert jax.process_count() == COUNT
+    assert len(jax.devices()) == 2 * COUNT
+
+
+def shardings() -> dict:
+    """Over all processes, over some, over this one alone."""
+    everyone = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(COUNT, 2), ("p", "d"))
+    here = jax.sharding.Mesh(np.asarray(jax.local_devices()), ("d",))
+    return {
+        "rows": NamedSharding(everyone, P(("p", "d"))),
+        "rows and columns": NamedSharding(everyone, P("p", "d")),
+        "partly replicated": NamedSharding(everyone, P(None, "d")),
+        "replicated": NamedSharding(everyone, P()),
+        "local rows": NamedSharding(here, P("d")),
+        "local": jax.sharding.SingleDeviceSharding(jax.local_devices()[1]),
+    }
+
+
+def matrix(dtype: str = "float32") -> np.ndarray:
+    return np.arange(64, dtype=dtype).reshape(8, 8)
+
+
+def make(sharding, dtype: str = "float32"):
+    """An array of which each process places its part."""
+    data = matrix(dtype)
+    return jax.make_array_from_callback(data.shape, sharding, lambda index: data[index])
+
+
+def programs() -> dict:
+    """Name of a program: what it sees. All processes run all of them, in the same order."""
+    places = shardings()
+    wide = [name for name in places if not name.startswith("local")]
+
+    def puts():
+        for sharding in places.values():
+            for value in (matrix, lambda: 1.5, lambda: [matrix(), matrix("int32")]):
+                yield lambda v=value, s=sharding: jax.device_put(v(), s)
+            yield lambda s=sharding: jax.device_put(make(s), s)
+        yield lambda: jax.device_put(matrix())
+        yield lambda: jax.device_put(make(places["rows"]))
+        yield lambda: jax.device_put(make(places["rows"]), places["replicated"])
+        yield lambda: jax.device_put(matrix(), jax.devices()[0])    # of the first process
+
+    def compiled():
+        for name, sharding in places.items():
+            run = jax.jit(lambda x, n: {"y": x * n, "sum": x.sum(axis=0)}).lower(
+                make(sharding), 2.0
+            ).compile()    # fmt: skip
+            yield lambda run=run, s=sharding: run(make(s), 3.0)    # a scalar is host data
+            run = jax.jit(lambda x, y: [x + y, (x * y).sum()]).lower(
+                make(sharding), make(sharding)
+            ).compile()    # fmt: skip
+            yield lambda run=run, s=sharding: run(make(s), make(s))
+            yield lambda run=run, s=sharding: run._executable.call(make(s), make(s))
+            yield lambda run=run, s=sharding: run._executable.unsafe_call(make(s), make(s))
+            yield lambda run=run, s=sharding: run(make(s), make(s, "int32"))
+            for other in wide:    # placed as another
+                if name in wide:
+                    yield lambda run=run, s=sharding, o=places[other]: run(make(s), make(o))
+        run = jax.jit(lambda x: x + 1, donate_argnums=0).lower(make(places["rows"])).compile()
+        yield lambda: run(make(places["rows"]))
+        big = {"a": [make(places["rows"])] * 30, "b": make(places["replicated"])}
+        tree = jax.jit(lambda t: jax.tree.map(lambda x: x * 2, t)).lower(big).compile()
+        yield lambda: tree(big)
+        many = [make(places["rows"])] * 30
+        scaled = jax.jit(lambda xs, n: [x * n for x in xs]).lower(many, 2.0).compile()
+        yield lambda: scaled(many, 3.0)    # host data among many arrays
+        by_host = jax.jit(lambda x: x * 2, in_shardings=places["replicated"]).lower(matrix())
+        by_host = by_host.compile()
+        yield lambda: by_host(matrix())
+        yield lambda: by_host._executable.call(matrix())
+        constant = make(places["replicated"])
+        with_constant = jax.jit(lambda x: x + constant).lower(make(places["rows"])).compile()
+        yield lambda: with_constant(make(places["rows"]))
+
+    def jitted():
+        for sharding in places.values():
+            function = jax.jit(lambda x: (x @ x.T, x.max()))
+            yield lambda f=function, s=sharding: f(make(s))
+        function = jax.jit(lambda x: x * 2, out_shardings=places["replicated"])
+        yield lambda: function(make(places["rows"]))
+        placed = jax.jit(lambda x: x * 2, in_shardings=places["rows"])
+        yield lambda: placed(matrix())
+
+    def eager():
+        for sharding in places.values():
+            yield lambda s=sharding: make(s) + 1
+            yield lambda s=sharding: make(s)[0]
+            yield lambda s=sharding: jnp.sum(make(s))
+        yield lambda: np.asarray(make(places["rows"]))    # an error: not all of it is here
+        yield lambda: jnp.zeros(3)
+
+    return {"device_put": puts, "compiled": compiled, "jit": jitted, "eager": eager}
+
+
+def see(program) -> list:
+    """What each call of a program, made several times, is observed to do."""
+    return [observe(call) for call in program() for _ in range(TURNS)]
+
+
+def compare() -> dict:
+    """Every program with plain JAX, then with jaxmarshal: the calls that differ, and the counts."""
+    differences, seen = [], {}
+    for name, program in programs().items():
+        expected = see(program)
+        with jaxmarshal.installed():
+            found = see(program)
+        seen[name] = len(found)
+        assert len(found) == len(expected)
+        differences += [
+            (name, number, str(one)[:2000], str(two)[:2000])
+            for number, (one, two) in enumerate(zip(expected, found, strict=True))
+            if one != two
+        ]
+    return {"differences": differences, "seen": seen, "stats": jaxmarshal.stats()}
+
+
+def mixed() -> dict:
+    """Half of the processes have jaxmarshal installed, and all compute together."""
+    if NUMBER % 2:
+        jaxmarshal.install()
+    sharding = shardings()["rows"]
+    run = jax.jit(lambda x: x + x.sum()).lower(make(sharding)).compile()
+    x = make(sharding)
+    scaled = jax.jit(lambda x: x * 2, in_shardings=shardings()["replicated"]).lower(matrix())
+    scaled = scaled.compile()._executable
+    for _ in range(20):
+        # One computation at a time: with several in flight gloo's can wait for each other for ever.
+        x = jax.block_until_ready(run(x))
+        x = jax.block_until_ready(x * 0.5)
+        # Placing host data is never recorded: the others would not know.
+        jax.block_until_ready(scaled.call(matrix()))
+    total = jax.jit(lambda x: x.sum(), out_shardings=shardings()["replicated"])(x)
+    return {"total": float(total), "stats": jaxmarshal.stats()}
+
+
+def orphaned() -> dict:
+    """The last process dies; the others go on with what needs it, and report how that ends."""
+    if TASK[1] == "jaxmarshal":
+        jaxmarshal.install()
+    places = shardings()
+    run = jax.jit(lambda x: x + x.sum()).lower(make(places["rows"])).compile()
+    for _ in range(3):
+        jax.block_until_ready(run(make(places["rows"])))
+    multihost_utils.sync_global_devices("all have done their part")
+    report({"hits": jaxmarshal.stats()["compiled_call"]["hits"]})
+    if NUMBER == COUNT - 1:
+        os._exit(0)
+    x = make(places["rows"])
+    try:
+        for _ in range(100):
+            x = jax.block_until_ready(run(x))
+        outcome = "nothing happened"
+    except Exception as error:
+        outcome = f"{type(error).__name__} was raised"
+    report({"outcome": outcome})
+    os._exit(0)    # an ordinary end would wait for the dead
+
+
+start()
+result = {"compare": compare, "mixed": mixed, "orphaned": orphaned}[TASK[0]]()
+jax.distributed.shutdown()
+report(result)
