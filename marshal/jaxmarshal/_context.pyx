@@ -74,7 +74,7 @@ cdef bint _several_processes() except -1:
     """Do several processes take part, on whichever platform?"""
     if _reference.process_count() > 1:
         return True
-    return any([client.process_count() > 1 for client in _bridge["_backends"].values()])
+    return any([_reference.process_count(name) > 1 for name in _bridge["_backends"]])
 
 
 cdef Context _find(tuple words, backend):
