@@ -20,7 +20,7 @@ from jaxmarshal._classify cimport jm_kind_is_argument
 from jaxmarshal cimport _execute
 from jaxmarshal._execute cimport gather, is_better_in_cpp, probe_plans
 from jaxmarshal._make_plan cimport complete_plan, draft_plan, record_host_arguments
-from jaxmarshal._plan cimport PLANS_PER_OWNER, Plan, set_results
+from jaxmarshal._plan cimport Plan, set_results, with_plan
 from jaxmarshal._records cimport REFUSED, records_of
 from jaxmarshal._stats cimport (
     EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, count_miss, entries, entry_number,
@@ -167,13 +167,15 @@ cdef int _keep(JitPlans plans, Plan plan, jm_table* table, object returned, int 
         plan = None
     if plan is None:
         plans.refusal = reason
-        plans.failures = min(plans.failures + 1, 10)
-        plans.leave = (1 << plans.failures) - 2
+        # What jaxlib keeps nothing of, it asks for in every such call.
+        if returned[1] is None:
+            plans.failures = min(plans.failures + 1, 10)
+            plans.leave = (1 << plans.failures) - 2
         return 0
     plans.failures = 0
     plans.missed = 0
     plans.skip = 0
-    plans.plans = [plan, *plans.plans[:PLANS_PER_OWNER - 1]]
+    plans.plans = with_plan(plans.plans, plan)
     return 0
 
 
@@ -307,6 +309,7 @@ def _forget() -> None:
     cdef JitPlans plans
     for item in list(_all_plans):
         _clear(<JitPlans>item)
+    _shared.clear()    # as jaxlib's caches forget which functions share them
     for cache in _caches.values():
         cache.clear()
 
@@ -324,7 +327,7 @@ on_forget(_forget)
 
 cdef frozenset _own = frozenset((
     "__call__", "__class_getitem__", "__eq__", "__ne__", "__hash__", "__get__", "__reduce__",
-    "__reduce_ex__", "__getstate__", "__setstate__", "clear_cache", "_clear_cache",
+    "__reduce_ex__", "__getstate__", "clear_cache", "_clear_cache",
 ))
 
 
@@ -344,6 +347,9 @@ cdef class PjitFunction:
         self.inner = _reference_type.__new__(_reference_type)
         self.inner.__setstate__(state)
         vars(self.inner).update(vars(original))
+
+    def __call__(self, *args, **kwargs):
+        return self(*args, **kwargs)    # by `vectorcall`; this is for whoever asks for `__call__`
 
     def __getattribute__(self, name):
         if name in _own:
@@ -522,6 +528,11 @@ def static_arguments(function):
     if plans.rule is None:
         return (frozenset(), frozenset())
     return (plans.rule.numbers, plans.rule.names)
+
+
+def uses_plans(PjitFunction function) -> bool:
+    """Not if it was made because jaxmarshal was installed, and is no longer."""
+    return _installed or not function.by_install
 
 
 def is_jitted(function) -> bool:
