@@ -370,3 +370,146 @@ def test_plain_array_where_a_key_was_recorded():
         compiled(key)
     answer = jaxmarshal.explain(compiled, jax.random.key_data(key))
     assert (answer.hit, answer.leaf) == (False, "args[0]")
+
+
+# --- Jitted functions ----------------------------------------------------------------------------
+
+
+def jitted(warm=True):
+    """x + 1, called twice with an uncommitted array of three float32 if `warm`."""
+    function = jaxmarshal.jit(lambda x: x + 1)
+    for _ in range(2 if warm else 0):
+        function(jnp.ones(3))
+    jaxmarshal.reset_stats()
+    return function
+
+
+@pytest.mark.parametrize("reason", COMPILED)
+def test_jitted_reasons(reason):
+    """Each obstacle names its argument and the words that differ; nothing is run or counted."""
+    make, recorded, found = COMPILED[reason]
+    function, argument = jitted(), make()
+    answer = explain(function, argument)
+    assert (answer.hit, answer.entry_point) == (False, "jit")
+    assert (answer.reason, answer.leaf) == (reason, "args[0]")
+    assert recorded in str(answer.recorded) and found in str(answer.found)
+    assert answer.advice in str(answer)
+    assert counts("jit") == (0, {})
+    # That a value can be used at all is found out before it is looked up.
+    if reason in ("aval", "sharding", "committed", "deleted"):
+        with contextlib.suppress(Exception):
+            function(argument)
+        assert counts("jit") == (0, {reason: 1})
+
+
+def test_jitted_before_and_after_recording():
+    """A call that nothing was recorded for, and the same call afterwards."""
+    function = jitted(warm=False)
+    assert explain(function, jnp.ones(3)).reason == "not_recorded"
+    assert function._cache_size() == 0
+    function(jnp.ones(3))
+    assert str(explain(function, jnp.ones(3))) == "jit: a hit."
+    function.clear_cache()
+    assert explain(function, jnp.ones(3)).reason == "not_recorded"
+    for bad, reason in ((deleted(), "deleted"), ("text", "unknown_type"), (1.5, "host_leaves")):
+        answer = explain(jitted(warm=False), bad)
+        assert answer.reason == reason
+        assert answer.leaf == (None if reason == "host_leaves" else "args[0]")
+
+
+def test_jitted_arguments():
+    """The paths of arguments by position and by name, static ones left out."""
+    function = jaxmarshal.jit(
+        lambda n, t, m, x, *, k, y: t["w"] * n, static_argnums=(0, 2), static_argnames="k"
+    )
+    x, four = jnp.ones(3), jnp.ones(4)
+
+    def asked(n=1, w=x, b=x, m=2, x=x, k=3, y=x):
+        return (n, {"w": w, "b": [b]}, m, x), {"k": k, "y": y}
+
+    args, kwargs = asked()
+    function(*args, **kwargs)
+    assert explain(function, *args, **kwargs).hit
+    for change, leaf in (
+        ({"w": four}, "args[1]['w']"), ({"b": four}, "args[1]['b'][0]"), ({"x": four}, "args[3]"),
+        ({"y": four}, "kwargs['y']"),
+    ):  # fmt: skip
+        args, kwargs = asked(**change)
+        answer = explain(function, *args, **kwargs)
+        assert (answer.reason, answer.leaf) == ("aval", leaf)
+        assert "float32[3]" in str(answer.recorded) and "float32[4]" in str(answer.found)
+    for change in ({"n": 2}, {"m": 3}, {"k": 4}, {"n": True}, {"k": 3.0}):
+        args, kwargs = asked(**change)
+        answer = explain(function, *args, **kwargs)
+        assert (answer.hit, answer.leaf) == (False, None)
+        assert answer.reason in ("tree", "not_recorded")
+    args, kwargs = asked(b=[x])
+    assert explain(function, *args, **kwargs).reason in ("tree", "not_recorded")
+    assert explain(function, [], {}, 2, x, k=3).hit is False
+
+
+def test_jitted_context_guard_hook_layout_executable():
+    """What is not about one argument."""
+    function = jitted()
+    with jax.debug_nans(True):
+        assert explain(function, jnp.ones(3)).reason == "hook"
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        assert explain(function, jnp.ones(3, jnp.float32)).reason == "not_recorded"
+    two = jaxmarshal.jit(lambda x: x + 1)
+    two(jax.device_put(jnp.ones((3, 4)), jax.devices()[0]))
+    answer = explain(two, column_major())
+    assert (answer.reason, answer.leaf) == ("layout", "args[0]")
+    assert answer.recorded == "the default layout"
+    effects = jaxmarshal.jit(lambda x: jax.debug.print("{}", x) or x)
+    for expected in ("not_recorded", "executable"):
+        assert explain(effects, jnp.ones(3)).reason == expected
+        effects(jnp.ones(3))
+    host, arrays = np.ones(3, np.float32), [jnp.ones(3)] * 25
+    wide = jaxmarshal.jit(lambda x, xs: [x + y for y in xs])
+    wide(host, arrays)
+    assert explain(wide, host, arrays).hit
+    with jax.transfer_guard("disallow"):
+        assert explain(wide, host, arrays).reason == "guard"
+
+
+def test_jitted_in_a_trace_and_under_a_profiler(tmp_path):
+    """Asked in the middle of something."""
+    function, answers = jitted(), []
+    jax.jit(lambda x: answers.append(explain(function, jnp.ones(3)).reason) or x)(1.0)
+    with jax.profiler.trace(str(tmp_path)):
+        answers.append(explain(function, jnp.ones(3)).reason)
+    assert answers == ["trace", "profiler"]
+
+
+def test_jitted_methods_and_partials():
+    """What is called in the end counts."""
+
+    class Model:
+        @functools.partial(jaxmarshal.jit, static_argnums=0)
+        def step(self, x):
+            return x + 1
+
+    model, x = Model(), jnp.ones(3)
+    model.step(x)
+    assert explain(model.step, x).hit and explain(Model.step, model, x).hit
+    assert explain(functools.partial(model.step, x)).hit
+    assert explain(functools.partial(Model.step, model), x).hit
+    assert explain(model.step, jnp.ones(4)).leaf == "args[1]"
+    assert not explain(Model().step, x).hit
+
+
+def test_jitted_whether_it_is_installed():
+    """A function that `install()` made is JAX's own again once that is undone."""
+    with jaxmarshal.installed("jit"):
+        by_install, own = jax.jit(lambda x: x + 1), jaxmarshal.jit(lambda x: x + 1)
+        for function in (by_install, own):
+            function(jnp.ones(3))
+            answer = explain(function, jnp.ones(3))
+            assert answer.hit and answer.installed
+    assert explain(own, jnp.ones(3)).installed
+    answer = explain(by_install, jnp.ones(3))
+    assert answer.hit and not answer.installed
+    assert "jaxmarshal is not installed" in str(answer)
+    plain = explain(jax.jit(lambda x: x + 1), jnp.ones(3))
+    assert (plain.reason, plain.entry_point) == ("unknown_function", None)
+    assert "jaxmarshal.jit" in plain.advice

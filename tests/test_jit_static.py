@@ -128,7 +128,7 @@ def f_two(x):
 
 PLAIN = Plain()
 #: Pairs of which not even one and the same object is taken for the same again.
-NEVER_EQUAL = ("nan", "one nan", "never equal", "one that is not itself", "incomparable itself")
+NEVER_EQUAL = ("nan", "one nan", "never equal", "one that is not itself")
 #: Pairs of static arguments: equal or not, of one type or not, with one hash or not.
 PAIRS = {
     "int": (3, 4),
@@ -168,7 +168,6 @@ PAIRS = {
     "types": (int, float),
     "dtypes": (np.dtype("f4"), np.dtype("f4")),
     "builtins": (len, abs),
-    "incomparable itself": (bad := Incomparable(3), bad),
 }
 
 
@@ -260,14 +259,15 @@ def test_by_position_by_name_and_by_default(options):
     for args, kwargs in calls:
         one = Twins(make, **options)
         one(lambda args=args: args, lambda kwargs=kwargs: kwargs)
-        for _ in range(2):
-            one(lambda args=args: args, lambda kwargs=kwargs: kwargs)
-            hits, _ = jit_counts()
+        jit_counts()
+        outcome = one(lambda args=args: args, lambda kwargs=kwargs: kwargs)[0]
+        hits, _ = jit_counts()
         dynamic = [
             a for i, a in enumerate(args) if i not in numbers and i - len(args) not in numbers
         ]
         dynamic += [v for k, v in kwargs.items() if k not in names]
-        assert hits == all(isinstance(leaf, jax.Array) for leaf in dynamic)
+        on_device = all(isinstance(leaf, jax.Array) for leaf in dynamic)
+        assert hits == (on_device and outcome[0] == "returned")
 
 
 def test_a_static_argument_that_changes():
@@ -419,7 +419,7 @@ def test_static_and_dynamic_mixed():
                 lambda u=u: {"z": x, "u": u, "y": (x, x)},
             )
     hits, reasons = jit_counts()
-    assert (hits, reasons) == (9, {"not_recorded": 12})
+    assert (hits, reasons) == (6, {"not_recorded": 15})    # of 15 signatures
 
 
 def test_static_arguments_counted_from_the_end():

@@ -42,11 +42,13 @@ cdef extern from *:
     Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
     PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
     PyObject* PyErr_Occurred() noexcept
+    PyObject* PyObject_Call(PyObject* function, PyObject* args, PyObject* kwargs) noexcept
 
 # As their callers see them; see `_errors`.
 ctypedef int (*find_function)(object, Context, PyObject*, PyObject**) noexcept
 ctypedef int (*kinds_function)(PyObject**, Py_ssize_t) noexcept
 ctypedef PyObject* (*stage_function)(PyObject*, int, Context, int*) noexcept
+ctypedef PyObject* (*direct_function)(Operation, PyObject**, Py_ssize_t, PyObject*) noexcept
 ctypedef PyObject* (*run_function)(
     Operation, int, PyObject**, Py_ssize_t, PyObject*, Context, int*
 ) noexcept
@@ -254,22 +256,26 @@ cdef int _kind_of_all(PyObject** args, Py_ssize_t n) except -1:
     return all_kinds
 
 
-cdef object _call_directly(
+cdef PyObject* _call_directly(
     Operation operation, PyObject** args, Py_ssize_t n, PyObject* names
-):
+) except? NULL:
     """Call what the reference's `bind` would call in the end, with canonical arguments."""
     cdef Py_ssize_t i
     cdef int kind
     cdef list canonical = []
+    cdef tuple values
+    cdef dict params
     for i in range(n):
         kind = jm_kind_of_type(&types, Py_TYPE(args[i]))
         if jm_kind_is_host(kind):
             canonical.append(_canonicalize(<object>args[i]))
         else:
             canonical.append(<object>args[i])
-    if operation.direct:
-        return operation.impl(*canonical, **_params(args, n, names))
-    return operation.function(*canonical)
+    values = tuple(canonical)
+    if not operation.direct:
+        return PyObject_Call(<PyObject*>operation.function, <PyObject*>values, NULL)
+    params = _params(args, n, names)
+    return PyObject_Call(<PyObject*>operation.impl, <PyObject*>values, <PyObject*>params)
 
 
 cdef PyObject* _run(
@@ -291,9 +297,8 @@ cdef PyObject* _run(
     if kinds == JM_ARRAY and not operation.direct:
         reason[0] = EXECUTABLE
         return NULL
-    made = _call_directly(operation, args, n, names)
-    Py_INCREF(made)
-    return <PyObject*>made
+    # Without a check for errors: the tracebacks of what goes wrong inside are the reference's.
+    return (<direct_function>_call_directly)(operation, args, n, names)
 
 
 cdef PyObject* _bind_operation(

@@ -108,6 +108,8 @@ def _unwrap(
         _reference.compiled_call, _execute.compiled_call
     ):
         f = f.__self__
+    elif isinstance(f, MethodType) and _jit.is_jitted(f.__func__):
+        f, args = f.__func__, (f.__self__, *args)
     return f, args, kwargs
 
 
@@ -141,7 +143,7 @@ def explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     if _jit.is_jitted(f):
         code, index, recorded, found = _jit.probe(f, args, kwargs)
         leaf = _leaf_of_jitted(f, index, args, kwargs)
-        return _answer("jit", code, leaf, recorded, found, True)
+        return _answer("jit", code, leaf, recorded, found, _jit.uses_plans(f))
     return Explanation(
         False,
         None,

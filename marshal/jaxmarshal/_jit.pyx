@@ -8,6 +8,7 @@ and that returns what jaxlib keeps for the next time. That function is the one t
 
 import weakref
 
+from cpython.exc cimport PyErr_Clear
 from cpython.object cimport PyObject, PyTypeObject
 
 from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init
@@ -21,7 +22,7 @@ from jaxmarshal cimport _execute, _tape
 from jaxmarshal._execute cimport gather, is_better_in_cpp, probe_plans
 from jaxmarshal._make_plan cimport complete_plan, draft_plan, record_host_arguments
 from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, jm_use_vectorcall
-from jaxmarshal._plan cimport Plan, set_results
+from jaxmarshal._plan cimport Plan, set_results, with_plan
 from jaxmarshal._records cimport REFUSED, records_of
 from jaxmarshal._stats cimport (
     EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, count_miss, entries, entry_number,
@@ -38,10 +39,11 @@ cdef extern from *:
 # `try_plans` as its caller sees it; see `_errors`.
 ctypedef PyObject* (*try_function)(JitPlans, Context, Call*, int*) noexcept
 
+ctypedef int (*note_function)(object, PyObject**, Py_ssize_t, PyObject*) noexcept
+
 cdef enum:
     SOME_MISSES = 4        # in a row; then calls go past the plans for a while
     MOST_SKIPPED = 63      # calls
-    MOST_PLANS = 16        # of one function
     INNER_CONTEXTS = 16    # that a context remembers
 
 cdef object _reference_type = _reference.PjitFunction
@@ -156,14 +158,15 @@ cdef int _keep(JitPlans plans, Plan plan, jm_table* table, object returned, int 
         plan = None
     if plan is None:
         plans.refusal = reason
-        if (<tuple>returned)[1] is None:    # jaxlib will ask at every such call
+        # What jaxlib keeps nothing of, it asks for in every such call.
+        if (<tuple>returned)[1] is None:
             plans.failures = min(plans.failures + 1, 10)
             plans.leave = (1 << plans.failures) - 2
         return 0
     plans.failures = 0
     plans.missed = 0
     plans.skip = 0
-    plans.plans = [plan, *plans.plans[:MOST_PLANS - 1]]
+    plans.plans = with_plan(plans.plans, plan)
     return 0
 
 
@@ -230,16 +233,21 @@ cdef int _nothing_fitted(JitPlans plans, int reason) noexcept:
 
 cdef inline PyObject* _noted(
     PyObject* self, PyObject** args, size_t nargsf, PyObject* names, PyObject* result
-) except? NULL:
+) noexcept:
     """The result, after a tape that is being written has noted it."""
-    if _tape.current is not None and result != NULL and names == NULL:
-        _tape.note(<object>self, args, PyVectorcall_NARGS(nargsf), result)
+    if _tape.current is not None and result != NULL:
+        if names != NULL or (<note_function>_tape.note)(
+            <object>self, args, PyVectorcall_NARGS(nargsf), result
+        ):
+            PyErr_Clear()
+            _tape.current.broken = True
     return result
 
 
+# Without a check for errors: the tracebacks of what goes wrong inside are the reference's.
 cdef PyObject* _call_inner(
     PyObject* self, PyObject** args, size_t nargsf, PyObject* names
-) except? NULL:
+) noexcept:
     cdef PyObject* result = PyObject_Vectorcall(
         <PyObject*>(<PjitFunction>self).inner, args, nargsf, names
     )
@@ -315,6 +323,7 @@ def _forget() -> None:
     cdef JitPlans plans
     for item in list(_all_plans):
         _clear(<JitPlans>item)
+    _shared.clear()    # as jaxlib's caches forget which functions share them
     for cache in _caches.values():
         cache.clear()
 
@@ -332,7 +341,7 @@ on_forget(_forget)
 
 cdef frozenset _own = frozenset((
     "__call__", "__class_getitem__", "__eq__", "__ne__", "__hash__", "__get__", "__reduce__",
-    "__reduce_ex__", "__getstate__", "__setstate__", "clear_cache", "_clear_cache",
+    "__reduce_ex__", "__getstate__", "clear_cache", "_clear_cache",
 ))
 
 
@@ -352,6 +361,9 @@ cdef class PjitFunction:
         self.inner = _reference_type.__new__(_reference_type)
         self.inner.__setstate__(state)
         vars(self.inner).update(vars(original))
+
+    def __call__(self, *args, **kwargs):
+        return self(*args, **kwargs)    # by `vectorcall`; this is for whoever asks for `__call__`
 
     def __getattribute__(self, name):
         if name in _own:
@@ -531,6 +543,11 @@ def static_arguments(function):
     if plans.rule is None:
         return (frozenset(), frozenset())
     return (plans.rule.numbers, plans.rule.names)
+
+
+def uses_plans(PjitFunction function) -> bool:
+    """Not if it was made because jaxmarshal was installed, and is no longer."""
+    return _installed or not function.by_install
 
 
 def is_jitted(function) -> bool:

@@ -14,7 +14,7 @@ from jaxmarshal._intake cimport jm_guard, jm_intake
 from jaxmarshal._tree cimport Structure
 
 cdef enum:
-    PLANS_PER_OWNER = 8
+    PLANS_PER_OWNER = 16
 
 cdef class Plan:
     cdef Context context        # the configuration it was recorded under; compared by pointer
@@ -34,6 +34,7 @@ cdef class Plan:
     cdef list handlers          # of the results
     cdef Structure results      # of the tree of results; empty for a flat list
     cdef bint single            # it is one leaf
+    cdef long long used         # when it was last run, counted in runs of plans
     cdef object unflatten       # where only JAX can build that tree: makes it of the list, or None
 
 # The plans of one owner, the most recently recorded first.
@@ -50,7 +51,11 @@ cdef Plans plans_of(object owner)
 # `reason`, so that attempts become rarer. Raises what making a weak reference raises.
 cdef int keep_plan(object owner, Plan plan, int reason) except -1
 
-# The same where the plans of an owner are at hand.
+# The plans and one more; where there are too many, without the one that was not run for longest.
+# A list of its own: another thread may be going through the old one.
+cdef list with_plan(list plans, Plan plan)
+
+# The same as `keep_plan` where the plans of an owner are at hand.
 cdef int add_plan(Plans plans, Plan plan, int reason) except -1
 
 # Begin to take the arguments of a call for this plan, in order, with `jm_take`: the guard. Host

@@ -66,7 +66,7 @@ cdef object _collect_garbage = _reference.collect_garbage
 cdef object _array_type = _reference.ArrayImpl
 cdef object _key_type = _reference.PRNGKeyArray
 cdef object _runtime_error = _reference.JaxRuntimeError
-cdef Py_ssize_t _runs = 0
+cdef long long _runs = 0
 
 
 cdef class Plan:
@@ -142,6 +142,20 @@ cdef int keep_plan(object owner, Plan plan, int reason) except -1:
     return add_plan(plans, plan, reason)
 
 
+cdef list with_plan(list plans, Plan plan):
+    global _runs
+    _runs += 1    # the reference has just run it
+    plan.used = _runs
+    kept = list(plans)
+    if len(kept) >= PLANS_PER_OWNER:
+        kept.remove(min(kept, key=_last_run))
+    return [plan, *kept]
+
+
+def _last_run(plan: Plan) -> int:
+    return plan.used
+
+
 cdef int add_plan(Plans plans, Plan plan, int reason) except -1:
     if plan is None:
         plans.failures = min(plans.failures + 1, MOST_FAILURES)
@@ -149,8 +163,7 @@ cdef int add_plan(Plans plans, Plan plan, int reason) except -1:
         plans.refusal = reason
     else:
         plans.failures = 0
-        # A list of its own: another thread may be going through the old one.
-        plans.plans = [plan, *plans.plans[:PLANS_PER_OWNER - 1]]
+        plans.plans = with_plan(plans.plans, plan)
     return 0
 
 
@@ -435,6 +448,7 @@ cdef PyObject* run(Plan plan, jm_intake* intake) except? NULL:
             return NULL
     # jaxlib's own calls do this now and then; `execute_sharded` does not.
     _runs += 1
+    plan.used = _runs
     if _runs % CALLS_PER_COLLECTION == 0:
         _collect_garbage()
     results = _execute(plan, intake.tuple)

@@ -372,6 +372,13 @@ cdef int try_to_record(Records records, jm_table* table, object target, object r
     return 0
 
 
+cdef object _like(object x):
+    """Host data of the same type, dtype and shape whose conversion neither warns nor fails."""
+    if type(x) is np.ndarray:
+        return np.zeros_like(x)
+    return x.dtype.type(0) if hasattr(x, "dtype") else type(x)()
+
+
 cdef int ensure_recorded(object x, int kind, object target, Context context) except -1:
     cdef jm_table table
     cdef Records records = records_of(context)
@@ -385,7 +392,7 @@ cdef int ensure_recorded(object x, int kind, object target, Context context) exc
         if plan is None or resolve_host(&table.slots[0], plan) == NOT_RECORDED:
             # What there is to warn of, the reference's own call has warned of.
             with np.errstate(all="ignore"):
-                result = _device_put(x, target)
+                result = _device_put(_like(x), target)
             try_to_record(records, &table, target, result)
     except Exception:
         if JM_DEBUG:

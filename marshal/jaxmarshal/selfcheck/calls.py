@@ -113,7 +113,7 @@ def results_handler_call(world: World, record: Recorder) -> None:
         record.calls(f"too few, {name}", call, lambda run=run, t=target: run(world.put(t))[:1])
 
 
-@check("jit")
+@check("jit", entry_points=["jit"])
 def jit(world: World, record: Recorder) -> None:
     """Calls of jitted functions: placements, static and donated arguments, keys, errors."""
     for name, target in world.targets().items():
@@ -134,7 +134,10 @@ def jit(world: World, record: Recorder) -> None:
     ))
 
 
-@check("eager operations")
+@check(
+    "eager operations",
+    entry_points=["bind", "xla_primitive_callable", "zeros", "ones", "full", "getitem"],
+)
 def eager(world: World, record: Recorder) -> None:
     """Operations outside of jit: arithmetic, creation, indexing, conversions."""
     operations: dict[str, Callable[[Any], Any]] = {
