@@ -130,7 +130,7 @@ def test_trap_1_custom_layouts(kind):
 
 
 def test_trap_1_host_data_for_a_custom_layout():
-    """Trap 1: data on the host, uncommitted arrays and the like are laid out as the function wants."""
+    """Trap 1: data on the host and uncommitted arrays are laid out as the function wants."""
     columns = Format(Layout((1, 0)), SingleDeviceSharding(jax.devices()[0]))
     some = several()
     twins = Twins(lambda: lambda x, xs: x.T * 2 + xs[0], in_shardings=(columns, None))
@@ -614,7 +614,7 @@ def test_trap_5_one_array_donated_twice(donated):
     for _ in range(2):
         assert twins(same)[0][:2] == ("raised", ValueError)
     twins(lambda: (jnp.zeros(4), jnp.ones(4)))
-    hits, reasons = jit_counts()
+    _, reasons = jit_counts()
     assert not reasons
 
 
@@ -831,7 +831,7 @@ BAD = {
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("among", [False, True])
 def test_trap_5_bad_arguments(kind, among):
-    """Trap 5: what is no plain argument is accepted or refused as in plain JAX, by the same text."""
+    """Trap 5: what is no plain argument is accepted or refused as in plain JAX."""
     some = several() if among else []
     twins = Twins(lambda: lambda x, xs: jax.tree.map(lambda leaf: leaf + 1, x))
     for first in (jnp.ones(3), np.ones(3, np.float32), 1.5):

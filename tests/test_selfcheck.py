@@ -92,6 +92,8 @@ def wrong_by_one(function):
         result = function(*args, **kwargs)
         if getattr(busy, "now", False):
             return result
+        if callable(result):    # an entry point that makes functions: they are what is wrong
+            return wrong_by_one(result)
         busy.now = True
         try:
             return jax.tree_util.tree_map(add_one, result)

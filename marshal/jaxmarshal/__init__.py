@@ -1,6 +1,6 @@
 """jaxmarshal: an accelerated argument path for JAX, with the reference's own results.
 
-`install()` puts it under an existing program; `device_put`, `jit` and `dispatch` are usable without.
+`install()` puts it under an existing program; `device_put`, `jit` and `dispatch` work without.
 JAX's own code stays the slow path: whatever is not recognised goes there unchanged.
 """
 

@@ -62,6 +62,7 @@ cdef object _callable_of = _reference.xla_primitive_callable
 cdef object _canonicalize = _reference.canonicalize_value
 cdef object _stage_primitive = _reference.stage_primitive
 cdef object _apply_primitive = _reference.apply_primitive
+cdef object _dtypes = _reference.jax_dtypes
 cdef tuple _jaxpr_types = _reference.jaxpr_types
 cdef object _convert_bind = _reference.convert_bind_with_trace
 cdef int _entry = entry_number("bind")
@@ -72,6 +73,7 @@ cdef dict _accelerated = {}    # id of a function of the reference -> (weak refe
 # How a primitive with certain parameters is run in one context.
 cdef class Operation:
     cdef object impl         # the primitive's, compared by pointer
+    cdef Py_ssize_t own      # how many attributes of its own the primitive had
     cdef object function     # the jitted function that it comes to, or None
     cdef JitPlans plans      # of that function, or None
     cdef bint direct         # it comes to calling `impl`
@@ -85,7 +87,7 @@ def xla_primitive_callable(prim, **params):
     if found is None:
         found = (
             weakref.ref(function, lambda _: _accelerated.pop(key, None)),
-            _jit.accelerate(function, True),
+            _jit.accelerate(function, _jit.BY_PRIMITIVES),
         )
         _accelerated[key] = found
         count_miss(_callable_entry, NOT_RECORDED)
@@ -128,6 +130,7 @@ cdef bint _is_one_function(object prim) except -1:
 cdef Operation _make_operation(object prim, dict params):
     cdef Operation operation = Operation()
     operation.impl = prim.impl
+    operation.own = len(vars(prim))
     if not _is_ordinary(prim, params):
         return operation
     if not _is_one_function(prim):
@@ -190,8 +193,12 @@ cdef int _find(object key, Context context, PyObject* prim, PyObject** found) ex
     if found[0] == NULL:
         return NOT_RECORDED
     operation = <Operation>found[0]
-    if (<object>prim).impl is not operation.impl:
-        return EXECUTABLE
+    if (
+        (<object>prim).impl is not operation.impl
+        or len((<object>prim).__dict__) != operation.own
+    ):
+        found[0] = NULL    # other rules were given to the primitive
+        return NOT_RECORDED
     return HIT if operation.direct or operation.function is not None else <int>EXECUTABLE
 
 
@@ -236,7 +243,7 @@ cdef int _record_staged(PyObject* x, int kind, Context context, PyObject* result
 cdef bint _is_ordinary_data(PyObject* x) except -1:
     """Is a numpy array or scalar one of numbers as JAX has them?"""
     dtype = (<object>x).dtype
-    return dtype.isnative and dtype.fields is None and is_numeric(dtype)
+    return dtype.fields is None and is_numeric(dtype) and dtype in _dtypes
 
 
 cdef int _kind_of_all(PyObject** args, Py_ssize_t n) except -1:
@@ -317,7 +324,7 @@ cdef PyObject* _bind_operation(
         context = jit_context(&reason)
     if kinds < 0:
         PyErr_Clear()
-    if context is not None and (context.has_mesh or context.distributed):
+    if context is not None and not context.plain_operations:
         reason = CONTEXT
         context = None
     if context is not None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from jaxmarshal import _device_put, _eager, _execute, _jit, _reference, _replay, api
+from jaxmarshal import _device_put, _eager, _execute, _jit, _reference, api
 
 logger = logging.getLogger("jaxmarshal")
 
@@ -144,8 +144,8 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
     EntryPoint(
         "getitem",
         _reference.array_getitem,
-        _replay.getitem,
-        _reference.HAVE_REPLAY,
+        api.array_getitem,
+        _reference.HAVE_REPLAY and api.array_getitem is not _reference.array_getitem,
         "HAVE_REPLAY",
         _reference.ArrayImpl,
         "__getitem__",
@@ -219,7 +219,7 @@ def _apply() -> None:
         elif entry.name in _installed - held:
             _replace(entry, entry.accelerated, entry.original)
             _installed.discard(entry.name)
-    _jit.use_installed("jit" in _installed)
+    _jit.use_installed("jit" in _installed, "xla_primitive_callable" in _installed)
 
 
 def install(only: str | Iterable[str] | None = None) -> None:

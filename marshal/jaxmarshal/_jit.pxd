@@ -23,7 +23,7 @@ cdef class Recorder:
 # Behaves as the jitted function it holds.
 cdef class PjitFunction:
     cdef vectorcallfunc vectorcall
-    cdef bint by_install     # made because jaxmarshal was installed
+    cdef int by_install      # made because an entry point was installed: which, or 0
     cdef object inner        # the reference's jitted function, with a Recorder
     cdef Recorder recorder
     cdef JitPlans plans

@@ -42,6 +42,12 @@ ctypedef PyObject* (*try_function)(JitPlans, Context, Call*, int*) noexcept
 ctypedef int (*note_function)(object, PyObject**, Py_ssize_t, PyObject*) noexcept
 
 cdef enum:
+    _BY_JIT = 1
+    _BY_PRIMITIVES = 2
+
+BY_JIT, BY_PRIMITIVES = _BY_JIT, _BY_PRIMITIVES
+
+cdef enum:
     SOME_MISSES = 4        # in a row; then calls go past the plans for a while
     MOST_SKIPPED = 63      # calls
     INNER_CONTEXTS = 16    # that a context remembers
@@ -53,7 +59,7 @@ cdef object _result_handler = _reference.result_handler
 cdef tuple _states = _reference.jit_key_states
 cdef int _entry = entry_number("jit")
 cdef object _all_plans = weakref.WeakSet()
-cdef bint _installed = False
+cdef int _installed = 0    # BY_JIT, BY_PRIMITIVES
 
 
 # --- The context ---------------------------------------------------------------------------------
@@ -76,7 +82,10 @@ cdef Context _find_inner(Context context):
             return <Context>known
     inner = Context(words, context.backend, True, context.distributed)
     inner.device_put_records = records_of(context)
-    inner.has_mesh = not _reference.abstract_mesh().empty
+    inner.plain_operations = (
+        _reference.abstract_mesh().empty and not _reference.disable_jit.value
+        and not context.distributed
+    )
     context.all_for_jit = [inner, *context.all_for_jit[:INNER_CONTEXTS - 1]]
     return inner
 
@@ -262,7 +271,7 @@ cdef PyObject* _call(
     cdef Call call
     cdef PyObject* result
     cdef int reason
-    if (<PjitFunction>self).by_install and not _installed:
+    if (<PjitFunction>self).by_install and not (<PjitFunction>self).by_install & _installed:
         return PyObject_Vectorcall(<PyObject*>(<PjitFunction>self).inner, args, nargsf, names)
     if plans.skip:
         plans.skip -= 1
@@ -453,10 +462,11 @@ jm_use_vectorcall(
 
 # --- Entry points --------------------------------------------------------------------------------
 
-def accelerate(function, bint by_install=False):
+def accelerate(function, int by_install=0):
     """The accelerated function for one of the reference's; anything else as it is.
 
-    One that is made because jaxmarshal is installed is the reference's again when it no longer is.
+    One that is made because jaxmarshal is installed (BY_JIT, BY_PRIMITIVES: which entry point it
+    was) is the reference's again when it no longer is.
     """
     cdef PjitFunction accelerated
     if type(function) is not _reference_type:
@@ -466,15 +476,15 @@ def accelerate(function, bint by_install=False):
     return accelerated
 
 
-def use_installed(bint installed):
-    """Say whether functions that were made because jaxmarshal is installed may use their plans."""
+def use_installed(bint jit, bint primitives):
+    """Say which functions that were made because jaxmarshal is installed may use their plans."""
     global _installed
-    _installed = installed
+    _installed = (_BY_JIT if jit else 0) | (_BY_PRIMITIVES if primitives else 0)
 
 
 def cpp_pjit(*args, **kwargs):
     """`jax._src.pjit._cpp_pjit`: the jitted function for a function and its parsed options."""
-    return accelerate(_cpp_pjit(*args, **kwargs), True)
+    return accelerate(_cpp_pjit(*args, **kwargs), _BY_JIT)
 
 
 def jit(*args, **kwargs):
@@ -487,7 +497,7 @@ cdef object _make_own(object function):
     """The accelerated function for one that `jax.jit` made, whether it is installed or not."""
     made = accelerate(function)
     if type(made) is PjitFunction:
-        (<PjitFunction>made).by_install = False
+        (<PjitFunction>made).by_install = 0
     return made
 
 

@@ -131,6 +131,7 @@ batched_device_put = _lookup("jaxlib._jax", "batched_device_put")
 REUSE_INPUT = _lookup("jaxlib._jax", "ArrayCopySemantics.REUSE_INPUT")
 physical_sharding = _lookup("jax._src.sharding_impls", "physical_sharding")
 debug_key_reuse = _lookup("jax._src.config", "debug_key_reuse")
+disable_jit = _lookup("jax._src.config", "disable_jit")
 shard_args = _lookup("jax._src.interpreters.pxla", "shard_args")
 result_handler = _lookup("jax._src.interpreters.pxla", "global_aval_to_result_handler")
 abstractify = _lookup("jax._src.core", "shaped_abstractify")
@@ -194,15 +195,14 @@ primitive_bind = _lookup("jax._src.core", "Primitive.bind")
 xla_primitive_callable = _lookup("jax._src.dispatch", "xla_primitive_callable")
 apply_primitive = _lookup("jax._src.dispatch", "apply_primitive")
 stage_primitive = _lookup("jax._src.core", "stage_p")
-convert_bind_with_trace = _lookup(
-    "jax._src.lax.lax", "_convert_element_type_bind_with_trace"
-)
+convert_bind_with_trace = _lookup("jax._src.lax.lax", "_convert_element_type_bind_with_trace")
 abstract_mesh = _lookup("jax._src.mesh", "get_abstract_mesh")
 jnp_zeros = jnp.zeros
 jnp_ones = jnp.ones
 jnp_full = jnp.full
 array_getitem = ArrayImpl if isinstance(ArrayImpl, _Missing) else ArrayImpl.__getitem__
 canonicalize_dtype = _lookup("jax._src.dtypes", "canonicalize_dtype")
+jax_dtypes = _lookup("jax._src.dtypes", "_jax_dtype_set")
 #: Types of parameters that are programs; the newest JAX has one of them.
 jaxpr_types: tuple[type, ...] = tuple(
     getattr(jax._src.core, name) for name in ("Jaxpr", "ClosedJaxpr")
@@ -231,11 +231,12 @@ HAVE_EXECUTE: bool = _have(
 )
 HAVE_JIT: bool = _have(
     "HAVE_JIT", cpp_pjit, PjitFunction, FastpathData, *jit_caches,
-    *jit_key_states, abstract_mesh, flags=("HAVE_EXECUTE",),
+    *jit_key_states, abstract_mesh, disable_jit, flags=("HAVE_EXECUTE",),
 )
 HAVE_EAGER: bool = _have(
     "HAVE_EAGER", Primitive, primitive_bind, xla_primitive_callable, apply_primitive,
-    stage_primitive, convert_bind_with_trace, canonicalize_value, flags=("HAVE_JIT",),
+    stage_primitive, convert_bind_with_trace, canonicalize_value, jax_dtypes,
+    flags=("HAVE_JIT",),
 )
 HAVE_REPLAY: bool = _have(
     "HAVE_REPLAY", array_getitem, canonicalize_dtype, flags=("HAVE_EAGER",)

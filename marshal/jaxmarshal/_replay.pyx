@@ -88,10 +88,48 @@ cdef Replay _replay_of(Context context, object key):
     return replay
 
 
-cdef object _record(Replay replay, object source, object reference, tuple args):
+cdef tuple _needed_steps(Tape tape, Py_ssize_t number, object source):
+    """The steps that lead to a result, with its number among them.
+
+    Others were taken by whatever else ran on this thread meanwhile: finalizers, signal handlers.
+    """
+    cdef Py_ssize_t i, first = 0 if source is None else 1
+    cdef dict numbers = {}
+    needed = {*range(first), number}
+    for i in reversed(range(len(tape.steps))):
+        if i + first in needed:
+            needed.update([
+                (<Value>arg).number for arg in tape.steps[i][1] if type(arg) is Value
+            ])
+    for i in sorted(needed):
+        numbers[i] = Value(len(numbers))
+    steps = [
+        (function, [numbers[(<Value>arg).number] if type(arg) is Value else arg for arg in args])
+        for i, (function, args) in enumerate(tape.steps) if i + first in needed
+    ]
+    return steps, (<Value>numbers[number]).number
+
+
+cdef bint _converts_silently(object value, object dtype) except -1:
+    """Can numpy's conversion neither warn nor fail, whatever `np.errstate` says?"""
+    try:
+        with np.errstate(all="raise"):
+            np.asarray(value).astype(dtype)
+            np.asarray(value, dtype)
+    except Exception:
+        return False
+    return True
+
+
+cdef object _record(
+    Replay replay, object source, object reference, tuple args, tuple conversion
+):
     """Call the reference and keep the steps it took, if they are all of it."""
     cdef Tape tape
     if _tape.current is not None:
+        return reference(*args)
+    if conversion is not None and not _converts_silently(conversion[0], conversion[1]):
+        replay.seen = -RARELY
         return reference(*args)
     tape = start_tape(source)
     try:
@@ -103,18 +141,24 @@ cdef object _record(Replay replay, object source, object reference, tuple args):
         replay.seen = -RARELY
         return result
     aval = None if source is None else array_aval(source)
-    replay.plays = [[aval, tape.steps, number], *replay.plays[:7]]
+    steps, number = _needed_steps(tape, number, source)
+    replay.plays = [[aval, steps, number], *replay.plays[:7]]
     return result
 
 
-cdef object _replayed(int entry, object reference, object key, object source, tuple args):
-    """The result of `reference(*args)`, where `key` says all about the call but its array."""
+cdef object _replayed(
+    int entry, object reference, object key, object source, tuple args, tuple conversion=None
+):
+    """The result of `reference(*args)`, where `key` says all about the call but its array.
+
+    `conversion` is a value and a dtype, if numpy converts one to the other on the way.
+    """
     cdef Context context
     cdef Replay replay
     cdef list play
     cdef int reason = UNSUPPORTED
     context = jit_context(&reason) if _active else None
-    if context is not None and (context.has_mesh or context.distributed):
+    if context is not None and not context.plain_operations:
         reason = CONTEXT
         context = None
     if context is None:
@@ -134,7 +178,7 @@ cdef object _replayed(int entry, object reference, object key, object source, tu
     replay.seen += 1
     if play is not None or replay.seen <= SEEN_BEFORE:
         return reference(*args)
-    return _record(replay, source, reference, args)
+    return _record(replay, source, reference, args, conversion)
 
 
 # --- Making arrays -------------------------------------------------------------------------------
@@ -182,7 +226,10 @@ cdef object _make(
         fill_key = _fill_key(rest[0]) if rest else entry
         if shape_key is not None and dtype_key is not None and fill_key is not None:
             key = (entry, shape_key, dtype_key, fill_key)
-            return _replayed(entry, reference, key, None, (shape, *rest, dtype))
+            return _replayed(
+                entry, reference, key, None, (shape, *rest, dtype),
+                None if dtype is None or not rest else (rest[0], dtype),
+            )
     count_miss(entry, OPTIONS)
     return reference(shape, *rest, dtype, **options)
 
@@ -227,15 +274,15 @@ cdef object _index_key(object index):
     return None if None in keys else ("tuple", *keys)
 
 
-def getitem(self, item):
+def getitem(self, idx, /):
     """`ArrayImpl.__getitem__`."""
     if Py_TYPE(<PyObject*>self) is not _array_type:
-        return _getitem(self, item)
-    key = _index_key(item)
+        return _getitem(self, idx)
+    key = _index_key(idx)
     if key is None:
         count_miss(_getitem_entry, OPTIONS)
-        return _getitem(self, item)
+        return _getitem(self, idx)
     if type(array_sharding(self)) is not _single_type:
         count_miss(_getitem_entry, SHARDING)
-        return _getitem(self, item)
-    return _replayed(_getitem_entry, _getitem, key, self, (self, item))
+        return _getitem(self, idx)
+    return _replayed(_getitem_entry, _getitem, key, self, (self, idx))

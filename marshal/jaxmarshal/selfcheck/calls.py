@@ -166,7 +166,7 @@ def eager(world: World, record: Recorder) -> None:
     record.calls("array of numpy", jnp.array, lambda: (world.matrix(),))
     record.calls("asarray of a list", jnp.asarray, lambda: ([1, 2.5],))
     record.calls("zeros", jnp.zeros, lambda: (3,))
-    record.calls("ones", jnp.ones, lambda: ((2, 3), "int32"))
+    record.calls("ones", jnp.ones, lambda: ((2, 3), np.int32))
     record.calls("full", jnp.full, lambda: ((2,), 7))
     record.calls("arange", jnp.arange, lambda: (5,))
     record.calls("normal", jax.random.normal, lambda: (jax.random.key(0), (3,)))
