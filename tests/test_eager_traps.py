@@ -70,7 +70,7 @@ def test_operations_hit(name):
     [
         lambda x: x.reshape(2, 4), lambda x: lax.rev(x, (0,)), lambda x: lax.reduce_max(x, (0,)),
         lambda x: lax.sort(x), lambda x: lax.sort((x, -x)), lambda x: lax.top_k(x, 3),
-        lambda x: lax.convert_element_type(x, "int32"), 
+        lambda x: lax.convert_element_type(x, "int32"),
         lambda x: lax.bitcast_convert_type(x, "int32"),
         lambda x: lax.concatenate([x, x], 0), lambda x: lax.cumsum(x), lambda x: jnp.array(x),
         lambda x: lax.dynamic_slice(x, (2,), (3,)), lambda x: lax.expand_dims(x, (0,)),

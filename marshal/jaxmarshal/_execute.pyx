@@ -10,7 +10,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 
 from jaxmarshal._argtable cimport (
-    jm_table, jm_table_clear, jm_table_free, jm_table_init, push_argument
+    jm_table, jm_table_free, jm_table_init, push_argument
 )
 from jaxmarshal._call cimport Call, describe_call, flatten_call, match_call, try_plans
 from jaxmarshal._classify cimport (

@@ -297,7 +297,8 @@ cdef PyObject* _call(
 
 # As in jaxlib, jitted functions of one function with the same options share what was compiled.
 cdef dict _shared = {}    # id of a function -> (weak reference to it, [(options, JitPlans)])
-cdef dict _caches = {}    # one of JAX's own caches of jaxlib -> ours, which the Recorders see filled
+# One of JAX's own caches of jaxlib -> ours, which the Recorders see filled.
+cdef dict _caches = {}
 
 
 cdef JitPlans _plans_for(dict state):
@@ -315,7 +316,7 @@ cdef JitPlans _plans_for(dict state):
     )
     key = id(function)
     try:
-        reference, known = _shared.setdefault(
+        _, known = _shared.setdefault(
             key, (weakref.ref(function, lambda _: _shared.pop(key, None)), [])
         )
     except TypeError:    # cannot be referred to weakly: then nothing is shared
@@ -329,7 +330,6 @@ cdef JitPlans _plans_for(dict state):
 
 def _forget() -> None:
     """Drop every plan, and have jaxlib ask the Recorders again."""
-    cdef JitPlans plans
     for item in list(_all_plans):
         _clear(<JitPlans>item)
     _shared.clear()    # as jaxlib's caches forget which functions share them

@@ -2,7 +2,7 @@
 
 from functools import update_wrapper
 
-from cpython.object cimport PyObject, PyTypeObject
+from cpython.object cimport PyTypeObject
 
 cdef extern from *:
     object PyMethod_New(object function, object self)

@@ -30,7 +30,7 @@ cdef class Plan:
     cdef Py_ssize_t inputs      # of the executable: constants and arguments that are kept
     cdef list constants         # owned: arrays that go before the arguments, or None
     cdef object execute         # bound method of the loaded executable
-    cdef bint fails_as_jit      # what fails at run time is a ValueError, as in jaxlib's C++ dispatch
+    cdef bint fails_as_jit      # what fails at run time is a ValueError, as in jaxlib's C++
     cdef list handlers          # of the results
     cdef Structure results      # of the tree of results; empty for a flat list
     cdef bint single            # it is one leaf
@@ -69,7 +69,7 @@ cdef void end(jm_intake* intake) noexcept
 # Where and why an argument did not pass: (its number or -1, recorded word, found word).
 cdef tuple failed_words(jm_intake* intake)
 
-# When every argument was taken: GUARD if host arguments would have to pass a transfer guard, or HIT.
+# When every argument was taken: GUARD if host arguments have to pass a transfer guard, or HIT.
 cdef int check_transfers(jm_intake* intake) except -1
 
 # Run a plan when every argument was taken: a new reference to the list of results; or NULL with the
