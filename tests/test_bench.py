@@ -34,7 +34,7 @@ def small(tmp_path_factory):
         "--seconds", "0.02", "--json", folder / "new.json", "--html", folder / "new.html",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "np f32[8]" in done.stdout and "not accelerated yet" in done.stdout
+    assert "np f32[8]" in done.stdout and "lax.neg" in done.stdout
     return folder
 
 
@@ -95,7 +95,7 @@ def test_json(small):
     assert row["accelerated"]
     assert math.isclose(row["speedup"], row["reference"] / row["jaxmarshal"])
     assert row["speedup_noise"] >= 0 and math.isfinite(row["speedup_noise"])
-    assert "jaxmarshal" not in rows["eager", "lax.neg"]
+    assert rows["eager", "lax.neg"]["jaxmarshal"] > 0
     again = bench("--from", small / "new.json")
     assert again.returncode == 0
     assert "np f32[8]" in again.stdout and "Python float" in again.stdout

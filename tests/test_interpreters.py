@@ -82,7 +82,7 @@ def test_a_build_for_a_free_threaded_python_is_refused():
         for name in (
             "numpy", "Cython", "Cython.Build", "setuptools", "setuptools.command",
             "setuptools.command.build", "setuptools.command.build_ext",
-            "setuptools.command.build_py",
+            "setuptools.command.build_py", "setuptools.command.sdist",
         ):
             sys.modules[name] = MagicMock()
         sysconfig.get_config_vars()["Py_GIL_DISABLED"] = 1

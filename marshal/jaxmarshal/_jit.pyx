@@ -25,7 +25,7 @@ from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, jm_use_
 from jaxmarshal._plan cimport Plan, set_results, with_plan
 from jaxmarshal._records cimport REFUSED, records_of
 from jaxmarshal._stats cimport (
-    EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, count_miss, entries, entry_number,
+    DELETED, EXECUTABLE, GUARD, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, count_miss, entries, entry_number,
     reason_is_about_a_kind
 )
 from jaxmarshal._tree cimport Structure, free_structure, init_structure
@@ -232,6 +232,8 @@ cdef inline void _describe(Call* call, PyObject** args, size_t nargsf, PyObject*
 
 cdef int _nothing_fitted(JitPlans plans, int reason) noexcept:
     """Calls that no plan fits, one after the other, go past the plans for a while."""
+    if reason == GUARD or reason == DELETED:
+        return 0    # a plan fitted, and something else was in the way
     plans.missed += 1
     if plans.missed > SOME_MISSES:
         plans.missed = min(plans.missed, SOME_MISSES + 10)
