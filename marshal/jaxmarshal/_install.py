@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from jaxmarshal import _device_put, _eager, _execute, _jit, _reference, api
+from jaxmarshal import _device_put, _eager, _execute, _jit, _reference, _replay, api
 
 logger = logging.getLogger("jaxmarshal")
 
@@ -144,8 +144,8 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
     EntryPoint(
         "getitem",
         _reference.array_getitem,
-        api.array_getitem,
-        _reference.HAVE_REPLAY and api.array_getitem is not _reference.array_getitem,
+        _replay.getitem,    # the subscript's protocol, whatever its argument is called
+        _reference.HAVE_REPLAY,
         "HAVE_REPLAY",
         _reference.ArrayImpl,
         "__getitem__",

@@ -72,10 +72,6 @@ zeros, ones, full = (
         ("full", _reference.jnp_full),
     )
 )
-array_getitem = _choose(
-    _replay.getitem, _reference.array_getitem, "__getitem__",
-    getattr(_reference.array_getitem, "__module__", __name__),
-)
 
 
 def stats() -> dict[str, dict[str, Any]]:
