@@ -13,7 +13,7 @@ from functools import partial
 
 from cpython.exc cimport PyErr_Clear
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 
 from jaxmarshal cimport _tape
@@ -184,7 +184,7 @@ cdef dict _params(PyObject** args, Py_ssize_t n, PyObject* names):
 
 
 cdef int _find(object key, Context context, PyObject* prim, PyObject** found) except -1:
-    """The operation, borrowed, or NULL; returns a reason why it cannot be run from here, or HIT."""
+    """The operation, owned, or NULL; returns a reason why it cannot be run from here, or HIT."""
     cdef Operation operation
     found[0] = NULL
     if context.operations is None:
@@ -193,10 +193,13 @@ cdef int _find(object key, Context context, PyObject* prim, PyObject** found) ex
     if found[0] == NULL:
         return NOT_RECORDED
     operation = <Operation>found[0]
+    # The caller's: another thread may put another one in its place.
+    Py_INCREF(operation)
     if (
         (<object>prim).impl is not operation.impl
         or len((<object>prim).__dict__) != operation.own
     ):
+        Py_DECREF(operation)
         found[0] = NULL    # other rules were given to the primitive
         return NOT_RECORDED
     return HIT if operation.direct or operation.function is not None else <int>EXECUTABLE
@@ -317,7 +320,7 @@ cdef PyObject* _bind_operation(
     cdef PyObject* found = NULL
     cdef PyObject* result = NULL
     cdef int kinds, kind = 0, reason = UNKNOWN_TYPE
-    cdef bint stage = False
+    cdef bint stage = False, known
     cdef object key = None
     kinds = (<kinds_function>_kind_of_all)(args + 1, n - 1) if n else 0
     if kinds > 0:
@@ -347,6 +350,9 @@ cdef PyObject* _bind_operation(
             result = (<run_function>_run)(
                 <Operation>found, kinds, args + 1, n - 1, names, context, &reason
             )
+    known = found != NULL
+    if known:
+        Py_DECREF(<object>found)
     if result != NULL:
         entries[_entry].hits += 1
         return result
@@ -357,7 +363,7 @@ cdef PyObject* _bind_operation(
     if result != NULL and stage:
         if reason == NOT_RECORDED:
             _record_staged(args[1], kind, context, result)
-    elif result != NULL and context is not None and found == NULL:
+    elif result != NULL and context is not None and not known:
         _note_quietly(key, args, n, names, context)
     return result
 
