@@ -284,7 +284,7 @@ def check(data, programs, children):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=hypothesis.settings().max_examples // 8)
+@hypothesis.settings(max_examples=hypothesis.settings().max_examples // 20)
 @hypothesis.given(data=st.data())
 def test_on_one_device(data):
     """Any program over any tree."""
@@ -292,7 +292,7 @@ def test_on_one_device(data):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=hypothesis.settings().max_examples // 30)
+@hypothesis.settings(max_examples=hypothesis.settings().max_examples // 60)
 @hypothesis.given(data=st.data())
 def test_on_eight_devices(data):
     """Programs over sharded and replicated arrays."""
@@ -300,7 +300,7 @@ def test_on_eight_devices(data):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=hypothesis.settings().max_examples // 30)
+@hypothesis.settings(max_examples=hypothesis.settings().max_examples // 60)
 @hypothesis.given(data=st.data())
 def test_inside_transformations(data):
     """Jitted functions of jaxmarshal inside of traces of plain JAX, between calls outside."""
