@@ -25,7 +25,8 @@ from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, jm_use_
 from jaxmarshal._plan cimport Plan, set_results, with_plan
 from jaxmarshal._records cimport REFUSED, records_of
 from jaxmarshal._stats cimport (
-    DELETED, EXECUTABLE, GUARD, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, count_miss, entries, entry_number,
+    DELETED, EXECUTABLE, GUARD, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, count_miss,
+    entries, entry_number,
     reason_is_about_a_kind
 )
 from jaxmarshal._tree cimport Structure, free_structure, init_structure
