@@ -27,8 +27,7 @@ from jaxmarshal import _reference
 
 cdef enum:
     MOST_REPLAYS = 1024    # in one context; then all are forgotten
-    SEEN_BEFORE = 1        # calls of a kind before one is recorded
-    RARELY = 1000          # calls of a kind before it is tried again
+    MOST_WAITED = 1024     # calls of a kind before one is recorded again, where none could be kept
 
 cdef object _zeros = _reference.jnp_zeros
 cdef object _ones = _reference.jnp_ones
@@ -54,10 +53,11 @@ cdef object _play(list steps, Py_ssize_t result, object source):
 
 # --- Recording -----------------------------------------------------------------------------------
 
-# What is known about calls with one key: how many there were, and the steps, one for each aval of
-# the array that the call is about.
+# What is known about calls with one key: how many there were, after how many to record one, and the
+# steps, one for each aval of the array that the call is about.
 cdef class Replay:
     cdef int seen
+    cdef int wait
     cdef list plays    # [aval or None, steps, number of the result]
 
 
@@ -84,6 +84,7 @@ cdef Replay _replay_of(Context context, object key):
         replays.clear()
     replay = Replay()
     replay.plays = []
+    replay.wait = 1
     replays[key] = replay
     return replay
 
@@ -121,6 +122,12 @@ cdef bint _converts_silently(object value, object dtype) except -1:
     return True
 
 
+cdef void _wait_longer(Replay replay) noexcept:
+    """Nothing could be kept: what was in the way may be gone later."""
+    replay.seen = 0
+    replay.wait = min(2 * replay.wait, MOST_WAITED)
+
+
 cdef object _record(
     Replay replay, object source, object reference, tuple args, tuple conversion
 ):
@@ -129,7 +136,7 @@ cdef object _record(
     if _tape.current is not None:
         return reference(*args)
     if conversion is not None and not _converts_silently(conversion[0], conversion[1]):
-        replay.seen = -RARELY
+        _wait_longer(replay)
         return reference(*args)
     tape = start_tape(source)
     try:
@@ -138,7 +145,7 @@ cdef object _record(
         stop_tape()
     number = tape.values.get(id(result))
     if tape.broken or number is None or result is source:
-        replay.seen = -RARELY
+        _wait_longer(replay)
         return result
     aval = None if source is None else array_aval(source)
     steps, number = _needed_steps(tape, number, source)
@@ -176,7 +183,7 @@ cdef object _replayed(
             return result
     count_miss(entry, NOT_RECORDED)
     replay.seen += 1
-    if play is not None or replay.seen <= SEEN_BEFORE:
+    if play is not None or replay.seen <= replay.wait:
         return reference(*args)
     return _record(replay, source, reference, args, conversion)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import getitem  # CPython 3.13's `x[0]` misses what changes after 1000 changes
 from typing import Any
 
 import jax
@@ -145,8 +146,8 @@ def eager(world: World, record: Recorder) -> None:
         "add a scalar": lambda x: x + 1,
         "compare": lambda x: x > 2,
         "matmul": lambda x: x @ x.T,
-        "first row": lambda x: x[0],
-        "slice": lambda x: x[1:, ::2],
+        "first row": lambda x: getitem(x, 0),
+        "slice": lambda x: getitem(x, (slice(1, None), slice(None, None, 2))),
         "mask": lambda x: x[np.arange(x.shape[0]) % 2 == 0],
         "set": lambda x: x.at[0].set(7),
         "iterate": list,
