@@ -12,6 +12,8 @@ from conftest import LAYOUT_OFF
 import jaxmarshal
 from jaxmarshal import _install, _reference, _stats
 
+pytestmark = pytest.mark.commands
+
 ENTRIES = sorted(entry.name for entry in _install.ENTRY_POINTS)
 
 

@@ -86,7 +86,8 @@ def test_trap_4_contexts():
     """Trap 4: the configuration of each call decides."""
     x, y = jnp.asarray(X), jnp.asarray(X[:4])
     calls = [lambda: lax.add(x, x), lambda: jnp.zeros(3), lambda: jnp.asarray(X),
-             lambda: getitem(x, 2), lambda: jnp.asarray(1.0), lambda: jnp.full(2, 1.5), lambda: lax.neg(y)]  # fmt: skip
+             lambda: getitem(x, 2), lambda: jnp.asarray(1.0), lambda: jnp.full(2, 1.5),
+             lambda: lax.neg(y)]  # fmt: skip
     contexts = [
         partial(jax.enable_x64, True), partial(jax.default_device, jax.devices()[-1]),
         partial(jax.default_matmul_precision, "float32"), jax.disable_jit, jax.debug_nans,

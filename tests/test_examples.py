@@ -22,9 +22,10 @@ FAST = {
     "sampler": {"compiled_call"},
 }
 
-pytestmark = pytest.mark.skipif(
-    not EXAMPLES.is_dir(), reason="the tests run without the folder examples/"
-)
+pytestmark = [
+    pytest.mark.commands,
+    pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the tests run without the folder examples/"),
+]
 
 
 def run_example(name, *arguments):

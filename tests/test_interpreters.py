@@ -12,6 +12,8 @@ from child import run_code
 
 import jaxmarshal
 
+pytestmark = pytest.mark.commands
+
 ROOT = Path(__file__).resolve().parents[1]
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 

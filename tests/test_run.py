@@ -15,6 +15,8 @@ from jaxmarshal import _child, _malloc
 from jaxmarshal.__main__ import main
 from jaxmarshal.commands import CommandError
 
+pytestmark = pytest.mark.commands
+
 #: What a script may look at, printed.
 LOOK = """
     import os, sys

@@ -88,35 +88,40 @@ def observe_leaf(leaf: Any, spans: list[tuple[int, int]], inputs: list[Any]) -> 
     )
 
 
-def observe(
+def outcome(
     call: Any, *args: Any, context: Any = contextlib.nullcontext, **kwargs: Any
 ) -> tuple:
-    """The outcome of one call in a context: a result, or an error, and the warnings on the way."""
+    """The outcome of one call in a context: a result, or an error; and which inputs are deleted."""
     inputs = input_leaves((args, kwargs))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            with context():
-                result = call(*args, **kwargs)
-            error = None
-        except Exception as raised:
-            error = raised
+    try:
+        with context():
+            result = call(*args, **kwargs)
+        error = None
+    except Exception as raised:
+        error = raised
     if error is not None:
-        outcome: tuple = ("raised", type(error), _without_addresses(str(error)))
+        found: tuple = ("raised", type(error), _without_addresses(str(error)))
     else:
         leaves, treedef = jax.tree_util.tree_flatten(result)
         # Only what is still alive: the memory of a donated input may be anybody's now.
         spans = input_pointers(inputs)
-        outcome = (
+        found = (
             "returned", treedef, _containers(result),
             [observe_leaf(leaf, spans, inputs) for leaf in leaves],
             result is (args[0] if args else None),
         )
-    return (
-        outcome,
-        [(w.category, _without_addresses(str(w.message))) for w in caught],
-        [isinstance(x, jax.Array) and x.is_deleted() for x in inputs],
-    )
+    return found, [isinstance(x, jax.Array) and x.is_deleted() for x in inputs]
+
+
+def observe(
+    call: Any, *args: Any, context: Any = contextlib.nullcontext, **kwargs: Any
+) -> tuple:
+    """The outcome of one call, with the warnings on the way; for one thread at a time."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found, deleted = outcome(call, *args, context=context, **kwargs)
+        warned = [(w.category, _without_addresses(str(w.message))) for w in caught]
+    return found, warned, deleted
 
 
 def _containers(tree: Any) -> Any:

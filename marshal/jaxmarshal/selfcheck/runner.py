@@ -72,7 +72,7 @@ def _text(value: Any) -> str:
     return text if len(text) <= LONGEST else text[:LONGEST] + " …"
 
 
-def _first_difference(expected: Any, found: Any) -> tuple[str, str]:
+def first_difference(expected: Any, found: Any) -> tuple[str, str]:
     """The smallest parts at which two observations differ, as text."""
     if (
         isinstance(expected, (tuple, list))
@@ -81,11 +81,11 @@ def _first_difference(expected: Any, found: Any) -> tuple[str, str]:
     ):
         for one, two in zip(expected, found, strict=True):
             if not _equal(one, two):
-                return _first_difference(one, two)
+                return first_difference(one, two)
     if isinstance(expected, dict) and isinstance(found, dict) and list(expected) == list(found):
         for key in expected:
             if not _equal(expected[key], found[key]):
-                one, two = _first_difference(expected[key], found[key])
+                one, two = first_difference(expected[key], found[key])
                 return f"{key}: {one}", f"{key}: {two}"
     return _text(expected), _text(found)
 
@@ -103,7 +103,7 @@ def _compare(
     """The first difference between what was seen, or nothing; `failure` ended the second list."""
     for (about, one), (about_too, two) in zip(expected, found, strict=False):
         if about != about_too or not _equal(one, two):
-            wanted, got = _first_difference(one, two)
+            wanted, got = first_difference(one, two)
             return f"{about}: JAX: {wanted}; jaxmarshal: {got}"
     if failure:
         last = found[-1][0] if found else "the start"

@@ -1,0 +1,159 @@
+"""Many threads, each calling at random what `cases` knows, while the process is shaken.
+
+    python soak/stress.py --seconds 60 --threads 16 [--seed 0] [--no-gc]
+
+One thread installs and uninstalls entry points, collects garbage, switches the collector off and
+on, and clears JAX's caches; all of them raise errors, donate and delete. Prints one line of JSON:
+calls, divergences, what was left alive, and how much memory the process took on the way. Exit
+status 1 if there was a divergence or something was left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import sys
+import threading
+import time
+import warnings
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+
+import jax
+from cases import Case, cases
+
+import jaxmarshal
+from jaxmarshal import _counters, _install
+
+#: Divergences that are told of in full.
+TOLD = 5
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def memory() -> int:
+    """Bytes of memory that the process holds now."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * PAGE
+
+
+class Soak:
+    """What the threads share."""
+
+    def __init__(self, chosen: list[Case], seconds: float, seed: int, collect: bool) -> None:
+        self.cases = chosen
+        self.deadline = time.monotonic() + seconds
+        self.seed = seed
+        self.collect = collect
+        self.calls: dict[int, int] = {}
+        self.faults = 0
+        self.divergences: list[str] = []
+
+    def going(self) -> bool:
+        return time.monotonic() < self.deadline and len(self.divergences) < TOLD
+
+    def call(self, number: int) -> None:
+        """One thread's calls."""
+        rng = random.Random(f"{self.seed} {number}")
+        done = raised = 0
+        while self.going():
+            case = rng.choice(self.cases)
+            found = case.outcome()
+            done += 1
+            raised += found[0][0] == "raised"
+            if found != case.expected:
+                self.divergences.append(f"{case.name}: JAX: {case.expected}; found: {found}")
+        self.calls[number] = done
+        self.faults += raised
+
+    def shake(self) -> int:
+        """What happens meanwhile; returns how often."""
+        rng = random.Random(f"{self.seed} shake")
+        names = sorted(_install.installed_names())
+        turns = 0
+        shakes = [
+            jaxmarshal.uninstall,
+            lambda: jaxmarshal.install(rng.sample(names, rng.randint(1, len(names)))),
+            jaxmarshal.install, jaxmarshal.stats,
+        ]  # fmt: skip
+        if self.collect:
+            shakes += [gc.collect, gc.disable, gc.enable]
+        while self.going():
+            time.sleep(rng.random() / 20)
+            rng.choice(shakes)()
+            turns += 1
+            if turns % 400 == 0:
+                jax.clear_caches()
+        jaxmarshal.install()
+        return turns
+
+
+def live() -> dict[str, int]:
+    """What can be left over: arrays, and in a debug build our own objects."""
+    for _ in range(3):
+        gc.collect()
+    found = {"arrays": len(jax.live_arrays())}
+    if _counters.debug_build():
+        counters = _counters.snapshot()
+        found.update({k: v for k, v in counters.items() if k in ("live_slots", "live_tables")})
+    return found
+
+
+def soak(seconds: float, threads: int, seed: int, collect: bool) -> dict[str, Any]:
+    """Soak for so many seconds; what was seen, as plain data."""
+    chosen = cases()
+    # Once through, so that all is compiled and what JAX keeps is there.
+    warm = Soak(chosen, 1e9, seed, collect)
+    for case in chosen:
+        if case.outcome() != case.expected:
+            warm.divergences.append(case.name)
+    before = live()
+    shared = Soak(chosen, seconds, seed, collect)
+    shared.divergences += warm.divergences
+    workers = [threading.Thread(target=shared.call, args=[i]) for i in range(threads)]
+    shaken: list[int] = []
+    workers.append(threading.Thread(target=lambda: shaken.append(shared.shake())))
+    sizes = []
+    for worker in workers:
+        worker.start()
+    while any(worker.is_alive() for worker in workers):
+        sizes.append(memory())
+        time.sleep(seconds / 40)
+    for worker in workers:
+        worker.join()
+    gc.enable()
+    after = live()
+    half, last = sizes[len(sizes) // 2], sizes[-1]
+    return {
+        "python": sys.version.split()[0], "jax": jax.__version__, "cases": len(chosen),
+        "threads": threads, "seconds": seconds, "calls": sum(shared.calls.values()),
+        "faults": shared.faults, "shakes": sum(shaken), "divergences": shared.divergences,
+        "left": {name: after[name] - before[name] for name in after},
+        "rss_half_mib": half / 2**20, "rss_end_mib": last / 2**20,
+        "hits": sum(entry["hits"] for entry in jaxmarshal.stats().values()),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--threads", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-gc", action="store_true", help="the collector is off throughout")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if options.no_gc:
+        gc.disable()
+    found = soak(options.seconds, options.threads, options.seed, not options.no_gc)
+    print(json.dumps(found))
+    return 1 if found["divergences"] or any(found["left"].values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
