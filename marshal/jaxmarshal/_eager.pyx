@@ -145,8 +145,6 @@ cdef Operation _make_operation(object prim, dict params):
 cdef int _note(object key, object prim, dict params, Context context) except -1:
     """The reference has performed the operation: know its function the next time."""
     cdef dict operations = context.operations
-    if operations is None:
-        operations = context.operations = {}
     if len(operations) >= MOST_FUNCTIONS:
         operations.clear()
     operations[key] = _make_operation(prim, params)
@@ -188,7 +186,7 @@ cdef int _find(object key, Context context, PyObject* prim, PyObject** found) ex
     cdef Operation operation
     found[0] = NULL
     if context.operations is None:
-        return NOT_RECORDED
+        context.operations = {}
     found[0] = PyDict_GetItemWithError(context.operations, key)
     if found[0] == NULL:
         return NOT_RECORDED
