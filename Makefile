@@ -31,7 +31,7 @@ STUBTEST := --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allow.txt
 	--ignore-unused-allowlist --ignore-disjoint-bases
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo test matrix debug asan bench docs dist lint clean
+.PHONY: help build demo test matrix debug asan soak bench docs dist lint clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,9 @@ asan: $(VENV_ASAN)/.installed ## run the tests on a build with the sanitizers on
 	PYTHONMALLOC=malloc \
 	$(VENV_ASAN)/bin/python -m pytest -m "not slow" --capture=sys $(ARGS)
 
+soak: $(VENV)/.installed ## shake everything for twenty minutes (ARGS=--short for two)
+	$(VENV)/bin/python soak/run.py $(ARGS)
+
 bench: $(VENV)/.installed ## compare JAX, jaxmarshal and the floor (see bench/README.md)
 	mkdir -p build
 	$(VENV)/bin/python -m jaxmarshal bench --json build/bench.json --html build/bench.html $(ARGS)
@@ -80,7 +83,7 @@ clean: ## remove what the targets above have made, environments included
 	rm -rf build dist .nox .venv .venv-debug .venv-asan .venv-ci
 	rm -rf .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf marshal/jaxmarshal.egg-info marshal/jaxmarshal/*.so
-	find marshal tests bench demo examples docs .ci -name __pycache__ -type d -prune -exec rm -rf {} +
+	find marshal tests bench demo examples soak docs .ci -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Environments. Each is made once; where a source is newer than its stamp, pip runs again.
 %/bin/python:

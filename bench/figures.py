@@ -29,6 +29,14 @@ HEADLINES = (
     ("ahead_of_time", "list of 100 arrays"),
     ("ahead_of_time", "list of 1000 arrays"),
     ("ahead_of_time", "model of 200 arrays"),
+    ("jit", "list of 1 arrays"),
+    ("jit", "list of 100 arrays"),
+    ("jit", "list of 1000 arrays"),
+    ("jit", "model of 200 arrays"),
+    ("eager", "lax.add"),
+    ("eager", "x[0]"),
+    ("eager", "jnp.zeros(3)"),
+    ("asarray", "jnp.asarray(np f32[8])"),
 )
 
 

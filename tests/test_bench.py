@@ -75,6 +75,12 @@ def test_groups_are_those_of_the_command():
         assert (BENCH / f"bench_{group}.py").is_file()
 
 
+def test_choosing_touches_no_device(fresh):
+    """Eight devices can be asked for afterwards."""
+    source = "from jaxmarshal.benchmarks import suite; from jax._src import xla_bridge\n"
+    assert fresh(source + "suite.select(); result = len(xla_bridge._backends)") == 0
+
+
 def test_list_and_choose():
     """`--list` measures nothing; groups, widths and names choose."""
     done = bench("--list")

@@ -196,6 +196,7 @@ def run(options: argparse.Namespace) -> int:
     if options.source is not None:
         found = _read(options.source)
     else:
+        suite.force_devices()    # before anything initialises a backend
         chosen = suite.select(options.group, options.width, options.case, options.quick)
         if not chosen:
             raise CommandError("no case fits; --list shows them")
@@ -204,7 +205,6 @@ def run(options: argparse.Namespace) -> int:
                 note = "" if case.accelerated else "  (not accelerated yet)"
                 print(f"{group}: {case.name}{note}")
             return 0
-        suite.force_devices()
         import jax
 
         seconds = options.seconds or (0.5 if options.quick else 1.5)
