@@ -79,7 +79,7 @@ def headlines() -> str:
             cells.append(f"{row['speedup']:.2f}{over}")
         lines.append(f"| {group}: {case} | " + " | ".join(cells) + " |")
     machines = {found["versions"]["machine"] for found in documents}
-    lines.append(f"\nOne run each on {', '.join(sorted(machines))}; see [bench](bench/README.md).")
+    lines.append(f"\nMeasured on {', '.join(sorted(machines))}; see [bench](bench/README.md).")
     return "\n".join(lines)
 
 

@@ -35,12 +35,14 @@ class Part:
     flags: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     steps: bool = False
+    short: bool = True    # is it part of the short form?
 
     def run(self, seconds: float) -> dict[str, Any]:
         """What it reported."""
         seconds = max(3, seconds * self.share)
         steps = str(int(STEPS_PER_MINUTE * seconds / 60))
-        arguments = [a.format(seconds=seconds, most=max(4, int(seconds / 5))) for a in self.arguments]
+        most = max(4, int(seconds / 5))
+        arguments = [argument.format(seconds=seconds, most=most) for argument in self.arguments]
         started = time.monotonic()
         done = subprocess.run(
             [sys.executable, *self.flags, *arguments], cwd=HERE, check=False,
@@ -60,14 +62,19 @@ class Part:
 
 MACHINE = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "test_machine.py"]
 PARTS = [
-    Part("16 threads", 0.15, ["stress.py", "--seconds", "{seconds}"]),
-    Part("16 threads, no collector", 0.05, ["stress.py", "--seconds", "{seconds}", "--no-gc"]),
+    Part("16 threads", 0.15, ["stress.py", "--seconds", "{seconds}"], short=False),
+    Part(
+        "16 threads, no collector", 0.05, ["stress.py", "--seconds", "{seconds}", "--no-gc"],
+        short=False,
+    ),
     Part(
         "16 threads, PYTHONMALLOC=debug, -X dev", 0.1, ["stress.py", "--seconds", "{seconds}"],
         ["-X", "dev"], {"PYTHONMALLOC": "debug"},
     ),
     Part("forked workers", 0.05, ["workers.py", "fork", "--seconds", "{seconds}"]),
-    Part("spawned workers", 0.05, ["workers.py", "spawn", "--seconds", "{seconds}"]),
+    Part(
+        "spawned workers", 0.05, ["workers.py", "spawn", "--seconds", "{seconds}"], short=False
+    ),
     Part("allocations that fail", 0.2, ["faults.py", "--most", "{most}"]),
     Part("random walk, steps", 0.4, MACHINE, steps=True),
 ]  # fmt: skip
@@ -107,10 +114,10 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="write the reports into a file")
     options = parser.parse_args()
     seconds = 60 if options.short else 60 * options.minutes
-    parts = PARTS
+    parts = [part for part in PARTS if part.short or not options.short]
     if importlib.util.find_spec("_testcapi") is None:
         print("NOT DONE: allocations that fail; this Python has no _testcapi")
-        parts = [part for part in PARTS if part.arguments[0] != "faults.py"]
+        parts = [part for part in parts if part.arguments[0] != "faults.py"]
     reports = []
     for part in parts:
         print(f"{part.name} …", flush=True)
@@ -121,7 +128,7 @@ def main() -> int:
         if not report["passed"]:
             print(f"\n{report['part']}:\n{report.get('output', '')}")
     if options.json:
-        versions = [r for r in reports if "jax" in r][0]
+        versions = next(r for r in reports if "jax" in r)
         document = {"python": versions["python"], "jax": versions["jax"], "reports": reports}
         Path(options.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0 if all(report["passed"] for report in reports) else 1
