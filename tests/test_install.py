@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import sys
 import threading
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from child import run_code
@@ -364,3 +366,30 @@ def test_auto_installs_once():
     jaxmarshal.uninstall()
     importlib.import_module("jaxmarshal.auto")
     assert _install.installed_names() == set()
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in _install.ENTRY_POINTS if entry.active])
+def test_what_stands_in_has_the_attributes_of_the_original(name):
+    """Caches can be cleared and counted through it, and methods show the same name and signature."""
+    (entry,) = [entry for entry in _install.ENTRY_POINTS if entry.name == name]
+    public = {n for n in dir(entry.original) if not n.startswith("_")}
+    assert public <= set(dir(entry.accelerated))
+    if entry.holder is not None:
+        assert inspect.signature(entry.accelerated) == inspect.signature(entry.original)
+        for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+            found = getattr(entry.accelerated, attribute)
+            assert found == getattr(entry.original, attribute), attribute
+
+
+def test_the_cache_of_primitives_counts():
+    """`cache_info` and `cache_clear` of `xla_primitive_callable` are the reference's."""
+    from jax._src import dispatch
+
+    with jaxmarshal.installed():
+        before = dispatch.xla_primitive_callable.cache_info().misses
+        jax.lax.sinh(jnp.ones(7))
+        jax.lax.sinh(jnp.ones(7))
+        assert dispatch.xla_primitive_callable.cache_info().misses > before
+        dispatch.xla_primitive_callable.cache_clear()
+        assert dispatch.xla_primitive_callable.cache_info().currsize == 0
+        assert float(jax.lax.sinh(jnp.ones(7))[0]) == float(np.float32(np.sinh(1.0)))

@@ -154,6 +154,25 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
     EntryPoint("jit", _reference.cpp_pjit, _jit.cpp_pjit, _reference.HAVE_JIT, "HAVE_JIT"),
 )
 
+
+def _take_after(entry: EntryPoint) -> None:
+    """Give what stands in for the original the attributes that others know of the original.
+
+    These are a cache's own functions, what it wraps, and the name that a method shows.
+    """
+    for name in dir(entry.original):
+        own = not name.startswith("_") or name == "__wrapped__"
+        if own and not hasattr(entry.accelerated, name):
+            setattr(entry.accelerated, name, getattr(entry.original, name))
+    if entry.holder is not None:
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(entry.accelerated, name, getattr(entry.original, name))
+
+
+for _entry in ENTRY_POINTS:
+    if _entry.active:
+        _take_after(_entry)
+
 _lock = threading.RLock()
 _installed: set[str] = set()  # what is patched now
 _wanted: set[str] = set()  # what `install()` asked for
