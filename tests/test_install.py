@@ -370,7 +370,7 @@ def test_auto_installs_once():
 
 @pytest.mark.parametrize("name", [entry.name for entry in _install.ENTRY_POINTS if entry.active])
 def test_what_stands_in_has_the_attributes_of_the_original(name):
-    """Caches can be cleared and counted through it, and methods show the same name and signature."""
+    """Caches are cleared and counted through it; methods show the same name and signature."""
     (entry,) = [entry for entry in _install.ENTRY_POINTS if entry.name == name]
     public = {n for n in dir(entry.original) if not n.startswith("_")}
     assert public <= set(dir(entry.accelerated))
