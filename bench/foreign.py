@@ -4,9 +4,9 @@
 
 `benchmarks/api_benchmark.py` and `benchmarks/tracing_benchmark.py` of JAX's repository are meant;
 the package google_benchmark is not needed. Both sides run in this process and take turns; a row is
-made anew for each round, and the best round of a side counts. *noise* is how far the median round of
-the noisier side is from its best; a row is marked where jaxmarshal is slower by more than that and
-by more than 3 %.
+made anew for each round, and the best round of a side counts. *noise* is how far the median round
+of the noisier side is from its best; a row is marked where jaxmarshal is slower by more than that
+and by more than 3 %.
 """
 
 from __future__ import annotations

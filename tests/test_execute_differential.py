@@ -173,7 +173,7 @@ def check_compiled(data, args, kwargs):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=300 if THOROUGH else 18)
+@hypothesis.settings(max_examples=120 if THOROUGH else 18)
 @hypothesis.given(data=st.data())
 def test_compiled_on_one_device(data):
     """`Compiled.__call__` with any tree of positional and keyword arguments."""
@@ -183,7 +183,7 @@ def test_compiled_on_one_device(data):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=100 if THOROUGH else 6)
+@hypothesis.settings(max_examples=40 if THOROUGH else 6)
 @hypothesis.given(data=st.data())
 def test_compiled_on_eight_devices(data):
     """`Compiled.__call__` with sharded and replicated arguments."""
@@ -191,7 +191,7 @@ def test_compiled_on_eight_devices(data):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=300 if THOROUGH else 18)
+@hypothesis.settings(max_examples=120 if THOROUGH else 18)
 @hypothesis.given(data=st.data())
 def test_flat_calls(data):
     """`MeshExecutable.call` and `ExecuteReplicated.__call__` with flat arguments."""

@@ -285,7 +285,7 @@ def check(data, programs, children):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=200 if THOROUGH else 12)
+@hypothesis.settings(max_examples=80 if THOROUGH else 12)
 @hypothesis.given(data=st.data())
 def test_on_one_device(data):
     """Any program over any tree."""
@@ -293,7 +293,7 @@ def test_on_one_device(data):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=60 if THOROUGH else 5)
+@hypothesis.settings(max_examples=25 if THOROUGH else 5)
 @hypothesis.given(data=st.data())
 def test_on_eight_devices(data):
     """Programs over sharded and replicated arrays."""
@@ -301,7 +301,7 @@ def test_on_eight_devices(data):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=60 if THOROUGH else 5)
+@hypothesis.settings(max_examples=25 if THOROUGH else 5)
 @hypothesis.given(data=st.data())
 def test_inside_transformations(data):
     """Jitted functions of jaxmarshal inside of traces of plain JAX, between calls outside."""
