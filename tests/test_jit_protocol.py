@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -360,3 +361,35 @@ def test_the_function_jit_itself():
     assert inspect.signature(jaxmarshal.jit) == inspect.signature(jax.jit)
     assert jaxmarshal.jit.__doc__ == jax.jit.__doc__ and jaxmarshal.jit.__name__ == "jit"
     assert pickle.loads(pickle.dumps(jaxmarshal.jit)) is jaxmarshal.jit
+
+
+def test_eval_shape_traces_once():
+    """`jax.eval_shape` of a jitted function shares its trace, as in the reference."""
+    shapes = []
+    for place in (contextlib.nullcontext, jaxmarshal.installed):
+        traces = []
+
+        with place():
+            @jax.jit
+            def function(x, *, n, traces=traces):
+                traces.append(n)
+                return [x] * 2
+
+            x = jnp.ones(3)
+            shapes.append(jax.eval_shape(function, x, n=1.5))
+            assert jax.eval_shape(function, x, n=1.5) == shapes[-1]
+            function(x, n=1.5)
+            with pytest.raises(TypeError, match="missing 1 required"):
+                jax.eval_shape(function, x)
+        assert len(traces) == 1
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("find", [lambda: jax.eval_shape, lambda: type(jax.lax.add_p).bind])
+def test_methods_are_pickled_by_name(find):
+    """Functions that are objects of ours are found by name, by whoever loads them."""
+    with jaxmarshal.installed():
+        found = find()
+        text = pickle.dumps(found)
+        assert pickle.loads(text) is found
+    assert pickle.loads(text) is find()

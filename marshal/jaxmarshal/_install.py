@@ -34,6 +34,7 @@ class EntryPoint:
       holder: the class whose attribute it is, or None for a function, which is replaced in every
         module of JAX that holds it.
       attribute: the attribute's name in `holder`.
+      also: further (original, substitute), functions that have to know of this one.
     """
 
     name: str
@@ -43,6 +44,7 @@ class EntryPoint:
     needs: str
     holder: type | None = None
     attribute: str = ""
+    also: tuple[tuple[Any, Any], ...] = ()
 
 
 ENTRY_POINTS: tuple[EntryPoint, ...] = (
@@ -151,7 +153,14 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         "__getitem__",
     ),
     # All that `jax.jit` and `jax.pjit` do with a function goes through this one.
-    EntryPoint("jit", _reference.cpp_pjit, _jit.cpp_pjit, _reference.HAVE_JIT, "HAVE_JIT"),
+    EntryPoint(
+        "jit",
+        _reference.cpp_pjit,
+        _jit.cpp_pjit,
+        _reference.HAVE_JIT,
+        "HAVE_JIT",
+        also=((_reference.eval_shape, _jit.eval_shape),),
+    ),
 )
 
 
@@ -211,6 +220,9 @@ def _replace(entry: EntryPoint, old: Any, new: Any) -> None:
     if entry.holder is None:
         _replace_in_modules(old, new)
         _replace_impl(old, new)
+        for original, substitute in entry.also:
+            back = new is entry.original
+            _replace_in_modules(*((substitute, original) if back else (original, substitute)))
     elif vars(entry.holder).get(entry.attribute) is old:
         setattr(entry.holder, entry.attribute, new)
 

@@ -9,7 +9,9 @@ and that returns what jaxlib keeps for the next time. That function is the one t
 import weakref
 
 from cpython.exc cimport PyErr_Clear
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyTypeObject
+from libc.string cimport memcpy
 
 from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init
 from jaxmarshal._call cimport (
@@ -17,11 +19,13 @@ from jaxmarshal._call cimport (
 )
 from jaxmarshal._context cimport Context, running_context, on_forget, post_hook_is_set, state_is
 from jaxmarshal._counters cimport JM_DEBUG, counters
-from jaxmarshal._classify cimport jm_kind_is_argument
+from jaxmarshal._classify cimport Py_TYPE, jm_kind_is_argument
 from jaxmarshal cimport _execute, _tape
 from jaxmarshal._execute cimport gather, is_better_in_cpp, probe_plans
 from jaxmarshal._make_plan cimport complete_plan, draft_plan, record_host_arguments
-from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, jm_use_vectorcall
+from jaxmarshal._method cimport (
+    PyObject_Vectorcall, PyVectorcall_NARGS, jm_use_vectorcall, make_method
+)
 from jaxmarshal._plan cimport Plan, set_results, with_plan
 from jaxmarshal._records cimport REFUSED, records_of
 from jaxmarshal._stats cimport (
@@ -36,6 +40,7 @@ from jaxmarshal import _reference
 cdef extern from *:
     PyObject* PyErr_Occurred() noexcept
     object PyMethod_New(object function, object self)
+    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
 
 # `try_plans` as its caller sees it; see `_errors`.
 ctypedef PyObject* (*try_function)(JitPlans, Context, Call*, int*) noexcept
@@ -56,6 +61,7 @@ cdef enum:
 cdef object _reference_type = _reference.PjitFunction
 cdef object _cpp_pjit = _reference.cpp_pjit
 cdef object _reference_jit = _reference.jit
+cdef object _reference_eval_shape = _reference.eval_shape
 cdef object _result_handler = _reference.result_handler
 cdef tuple _states = _reference.jit_key_states
 cdef int _entry = entry_number("jit")
@@ -502,6 +508,29 @@ cdef object _make_own(object function):
     if type(made) is PjitFunction:
         (<PjitFunction>made).by_install = 0
     return made
+
+
+cdef PyObject* _eval_shape(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    """`jax.eval_shape(fun, *args, **kwargs)`, which looks whether `fun` is the reference's type."""
+    cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf)
+    cdef Py_ssize_t count = n if names == NULL else n + PyTuple_GET_SIZE(names)
+    cdef PyObject** copied
+    cdef PyObject* result
+    if n == 0 or Py_TYPE(args[0]) is not <PyTypeObject*>PjitFunction:
+        return PyObject_Vectorcall(<PyObject*>_reference_eval_shape, args, nargsf, names)
+    copied = <PyObject**>PyMem_Malloc(count * sizeof(PyObject*))
+    if copied == NULL:
+        raise MemoryError()
+    memcpy(copied, args, count * sizeof(PyObject*))
+    copied[0] = <PyObject*>(<PjitFunction>args[0]).inner
+    result = PyObject_Vectorcall(<PyObject*>_reference_eval_shape, copied, n, names)
+    PyMem_Free(copied)
+    return result
+
+
+eval_shape = make_method(<vectorcallfunc>_eval_shape, _reference_eval_shape)
 
 
 # --- Asking without running ----------------------------------------------------------------------

@@ -14,6 +14,9 @@ cdef class Method:
     def __get__(self, instance, owner):
         return self if instance is None else PyMethod_New(self, instance)
 
+    def __reduce__(self):
+        return self.__qualname__    # found there by whoever loads it, as a function is
+
 
 cdef Method make_method(vectorcallfunc implementation, object reference):
     cdef Method method = Method()

@@ -144,6 +144,7 @@ pytree_node_types = _lookup("jax._src.tree_util", "_registry")
 
 # --- Modules and the objects that `install` replaces ---------------------------------------------
 dispatch = _lookup("jax._src", "dispatch")
+eval_shape: Callable[..., Any] = jax.eval_shape
 device_put: Callable[..., Any] = jax.device_put
 batched_device_put_impl = _lookup("jax._src.dispatch", "batched_device_put_impl")
 device_put_primitive = _lookup("jax._src.dispatch", "device_put_p")
