@@ -48,7 +48,7 @@ matrix: $(VENV_CI)/.installed ## run the tests on every supported Python and JAX
 	$(VENV_CI)/bin/nox -s matrix $(if $(ARGS),-- $(ARGS))
 
 debug: $(VENV_DEBUG)/.installed ## run the tests on a build with checks and counters on
-	$(VENV_DEBUG)/bin/python -m pytest $(PYTEST_PARALLEL) -m "not commands" $(ARGS)
+	$(VENV_DEBUG)/bin/python -m pytest $(PYTEST_PARALLEL) -m "not commands and not slow" $(ARGS)
 
 # The sanitizers' runtime and the C++ one must be there before Python is, or they miss its calls.
 # PYTHONMALLOC makes every Python object an allocation of its own. Reports go straight to the

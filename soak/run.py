@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="a minute or two in all")
     parser.add_argument("--json", metavar="FILE", help="write the reports into a file")
     options = parser.parse_args()
-    seconds = 60 if options.short else 60 * options.minutes
+    seconds = 40 if options.short else 60 * options.minutes
     parts = [part for part in PARTS if part.short or not options.short]
     if importlib.util.find_spec("_testcapi") is None:
         print("NOT DONE: allocations that fail; this Python has no _testcapi")

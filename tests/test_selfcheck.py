@@ -21,6 +21,8 @@ from jaxmarshal.selfcheck import runner
 from jaxmarshal.selfcheck.registry import check
 from jaxmarshal.selfcheck.traps import TRAPS
 
+pytestmark = pytest.mark.commands
+
 ENTRIES = {entry.name: entry for entry in _install.ENTRY_POINTS}
 
 
