@@ -41,8 +41,12 @@ class Part:
         """What it reported."""
         seconds = max(3, seconds * self.share)
         steps = str(int(STEPS_PER_MINUTE * seconds / 60))
-        most = max(4, int(seconds / 5))
-        arguments = [argument.format(seconds=seconds, most=most) for argument in self.arguments]
+        values = {
+            "seconds": seconds,
+            "most": max(4, int(seconds / 5)),    # allocations of a call
+            "workers": 2 if seconds < 10 else 4,
+        }
+        arguments = [argument.format(**values) for argument in self.arguments]
         started = time.monotonic()
         done = subprocess.run(
             [sys.executable, *self.flags, *arguments], cwd=HERE, check=False,
@@ -71,7 +75,10 @@ PARTS = [
         "16 threads, PYTHONMALLOC=debug, -X dev", 0.1, ["stress.py", "--seconds", "{seconds}"],
         ["-X", "dev"], {"PYTHONMALLOC": "debug"},
     ),
-    Part("forked workers", 0.05, ["workers.py", "fork", "--seconds", "{seconds}"]),
+    Part(
+        "forked workers", 0.05,
+        ["workers.py", "fork", "--seconds", "{seconds}", "--workers", "{workers}"],
+    ),
     Part(
         "spawned workers", 0.05, ["workers.py", "spawn", "--seconds", "{seconds}"], short=False
     ),
