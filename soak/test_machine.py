@@ -272,4 +272,5 @@ TestMachine = Machine.TestCase
 TestMachine.settings = settings(
     max_examples=max(1, STEPS // LENGTH), stateful_step_count=LENGTH, deadline=None,
     suppress_health_check=list(HealthCheck),
+    derandomize=STEPS < 1000,    # a short walk is the same one every time
 )  # fmt: skip
