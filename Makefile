@@ -41,8 +41,9 @@ build: $(VENV)/.installed ## make the environment, with the package built into i
 demo: $(VENV)/.installed ## put real data on the device with JAX and with jaxmarshal
 	$(VENV)/bin/python demo/digits.py $(ARGS)
 
-test: $(VENV)/.installed ## run the tests on this Python
-	$(VENV)/bin/python -m pytest $(PYTEST_PARALLEL) $(ARGS)
+# What is marked slow runs in the matrix: random programs, several processes, the self-check.
+test: $(VENV)/.installed ## run the tests on this Python, but for the slow ones
+	$(VENV)/bin/python -m pytest $(PYTEST_PARALLEL) -m "not slow" $(ARGS)
 
 matrix: $(VENV_CI)/.installed ## run the tests on every supported Python and JAX
 	$(VENV_CI)/bin/nox -s matrix $(if $(ARGS),-- $(ARGS))
