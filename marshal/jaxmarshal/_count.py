@@ -125,6 +125,7 @@ def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 def wrap_all(wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
     """Put a wrapper around what stands at each entry point now, JAX's own or jaxmarshal's."""
     installed = _install.installed_names()
+    changes = []
     for entry in _install.ENTRY_POINTS:
         call = entry.accelerated if entry.name in installed else entry.original
         if call is None:
@@ -132,7 +133,8 @@ def wrap_all(wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> N
         wrapper: Any = wrap(entry.name, call)
         # Profiles show the frame under the entry point's name.
         wrapper.__code__ = wrapper.__code__.replace(co_name=entry.name, co_qualname=entry.name)
-        _install._replace(entry, call, wrapper)
+        changes.append((entry, call, wrapper))
+    _install.replace(changes)
 
 
 def results() -> list[dict[str, Any]]:

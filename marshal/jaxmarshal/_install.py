@@ -200,31 +200,20 @@ def _jax_modules() -> Iterator[ModuleType]:
             yield module
 
 
-def _replace_in_modules(old: Any, new: Any) -> None:
-    """Let every attribute of a JAX module that is `old` be `new`."""
-    for module in _jax_modules():
+def replace(changes: list[tuple[EntryPoint, Any, Any]]) -> None:
+    """For each (entry point, old, new): put `new` wherever JAX holds `old` for the entry point."""
+    functions = {id(old): new for entry, old, new in changes if entry.holder is None}
+    for module in _jax_modules() if functions else ():
         namespace = vars(module)
-        for name in [name for name, value in list(namespace.items()) if value is old]:
-            namespace[name] = new
-
-
-def _replace_impl(old: Any, new: Any) -> None:
-    """The same for the implementation that the device_put primitive holds."""
+        for name, value in list(namespace.items()):
+            if id(value) in functions:
+                namespace[name] = functions[id(value)]
     primitive = _reference.device_put_primitive
-    if primitive is not None and vars(primitive).get("impl") is old:
-        primitive.impl = new
-
-
-def _replace(entry: EntryPoint, old: Any, new: Any) -> None:
-    """Put `new` wherever JAX holds `old` for this entry point."""
-    if entry.holder is None:
-        _replace_in_modules(old, new)
-        _replace_impl(old, new)
-        for original, substitute in entry.also:
-            back = new is entry.original
-            _replace_in_modules(*((substitute, original) if back else (original, substitute)))
-    elif vars(entry.holder).get(entry.attribute) is old:
-        setattr(entry.holder, entry.attribute, new)
+    if primitive is not None and id(vars(primitive).get("impl")) in functions:
+        primitive.impl = functions[id(primitive.impl)]
+    for entry, old, new in changes:
+        if entry.holder is not None and vars(entry.holder).get(entry.attribute) is old:
+            setattr(entry.holder, entry.attribute, new)
 
 
 def _selected(only: str | Iterable[str] | None) -> list[EntryPoint]:
@@ -243,13 +232,16 @@ def _selected(only: str | Iterable[str] | None) -> list[EntryPoint]:
 def _apply() -> None:
     """Patch what `install()` or an open context asks for, and restore everything else."""
     held = _wanted.union(*_contexts)
+    changes: list[tuple[EntryPoint, Any, Any]] = []
     for entry in ENTRY_POINTS:
+        pairs = [(entry.original, entry.accelerated), *entry.also]
         if entry.active and entry.name in held - _installed:
-            _replace(entry, entry.original, entry.accelerated)
+            changes += [(entry, original, accelerated) for original, accelerated in pairs]
             _installed.add(entry.name)
         elif entry.name in _installed - held:
-            _replace(entry, entry.accelerated, entry.original)
+            changes += [(entry, accelerated, original) for original, accelerated in pairs]
             _installed.discard(entry.name)
+    replace(changes)
     _jit.use_installed("jit" in _installed, "xla_primitive_callable" in _installed)
 
 
