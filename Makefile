@@ -23,6 +23,17 @@ PACKAGED := $(COMPILED) MANIFEST.in README.md \
 	$(wildcard marshal/jaxmarshal/*.py marshal/jaxmarshal/*.pyi marshal/jaxmarshal/py.typed \
 	marshal/jaxmarshal/*.html marshal/jaxmarshal/*/*.py marshal/jaxmarshal/*/*.pyi)
 
+# Which code of a sanitized build was reached, for the fuzzer; others need it for its symbol.
+COVERAGE := build/coverage.so
+
+# The sanitizers' runtime and the C++ one must be there before Python is, or they miss its calls.
+# PYTHONMALLOC makes every Python object an allocation of its own. Reports go straight to the
+# terminal (--capture=sys): a process that a report ends would take a captured one with it.
+SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) \
+	$$(gcc -print-file-name=libstdc++.so) $(abspath $(COVERAGE))" \
+	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 PYTHONMALLOC=malloc \
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+
 # Modules with a stub, as stubtest wants them named.
 STUBBED := $(patsubst %.__init__,%,$(subst /,.,$(patsubst marshal/%.pyi,%,\
 	$(wildcard marshal/jaxmarshal/*.pyi marshal/jaxmarshal/compat/*.pyi))))
@@ -31,7 +42,7 @@ STUBTEST := --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allow.txt
 	--ignore-unused-allowlist --ignore-disjoint-bases
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo test matrix debug asan soak bench docs dist lint clean
+.PHONY: help build demo test matrix debug asan fuzz soak bench docs dist lint clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' Makefile
@@ -51,14 +62,11 @@ matrix: $(VENV_CI)/.installed ## run the tests on every supported Python and JAX
 debug: $(VENV_DEBUG)/.installed ## run the tests on a build with checks and counters on
 	$(VENV_DEBUG)/bin/python -m pytest $(PYTEST_PARALLEL) -m "not commands and not slow" $(ARGS)
 
-# The sanitizers' runtime and the C++ one must be there before Python is, or they miss its calls.
-# PYTHONMALLOC makes every Python object an allocation of its own. Reports go straight to the
-# terminal (--capture=sys): a process that a report ends would take a captured one with it.
-asan: $(VENV_ASAN)/.installed ## run the tests on a build with the sanitizers on
-	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
-	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	PYTHONMALLOC=malloc \
-	$(VENV_ASAN)/bin/python -m pytest -m "not slow" --capture=sys $(ARGS)
+asan: $(VENV_ASAN)/.installed $(COVERAGE) ## run the tests on a build with the sanitizers on
+	$(SANITIZED) $(VENV_ASAN)/bin/python -m pytest -m "not slow" --capture=sys $(ARGS)
+
+fuzz: $(VENV_ASAN)/.installed $(COVERAGE) ## look for arguments that reach new code (ARGS="--seconds 300")
+	$(SANITIZED) $(VENV_ASAN)/bin/python soak/guided.py $(ARGS)
 
 soak: $(VENV)/.installed ## shake everything for twenty minutes (ARGS=--short for two)
 	$(VENV)/bin/python soak/run.py $(ARGS)
@@ -101,8 +109,12 @@ $(VENV_DEBUG)/.installed: $(PACKAGED) | $(VENV_DEBUG)/bin/python
 	touch $@
 
 $(VENV_ASAN)/.installed: $(PACKAGED) | $(VENV_ASAN)/bin/python
-	JAXMARSHAL_BUILD=asan $(VENV_ASAN)/bin/python -m pip install --quiet '.[test,examples]'
+	JAXMARSHAL_BUILD=asan $(VENV_ASAN)/bin/python -m pip install --quiet '.[test,examples,fuzz]'
 	touch $@
+
+$(COVERAGE): soak/coverage.c
+	mkdir -p $(@D)
+	$(CC) -O2 -shared -fPIC -o $@ $<
 
 $(VENV_CI)/.installed: | $(VENV_CI)/bin/python
 	$(VENV_CI)/bin/python -m pip install --quiet nox

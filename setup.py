@@ -2,7 +2,8 @@
 
 Environment:
     JAXMARSHAL_BUILD   release (default), debug (checks and live-object counters on) or asan
-                       (debug, plus the address and undefined-behaviour sanitizers).
+                       (debug, plus the address and undefined-behaviour sanitizers, and calls that
+                       tell which code was reached; see `make asan` for what that has to load).
     JAXMARSHAL_WERROR  1: a compiler warning is an error.
     SOURCE_DATE_EPOCH  seconds since 1970: the time that every file in an archive gets. The same
                        sources and tools then make the same archives, byte for byte.
@@ -35,7 +36,10 @@ FLAVOURS = {
     "release": (["-O2", "-fno-plt", "-DNDEBUG", "-g0"], [STRIP]),
     "debug": (["-O1", "-g", "-UNDEBUG", "-DJAXMARSHAL_DEBUG=1"], []),
     "asan": (
-        [SANITIZE, "-fno-omit-frame-pointer", "-O1", "-g", "-UNDEBUG", "-DJAXMARSHAL_DEBUG=1"],
+        [
+            SANITIZE, "-fsanitize-coverage=trace-pc", "-fno-omit-frame-pointer", "-O1", "-g",
+            "-UNDEBUG", "-DJAXMARSHAL_DEBUG=1",
+        ],
         [SANITIZE],
     ),
 }

@@ -14,7 +14,7 @@ import pytest
 from twins import Twins, jit_counts
 
 import jaxmarshal
-from jaxmarshal import _jit
+from jaxmarshal import _jit_ask
 
 X = np.arange(3, dtype=np.float32)
 
@@ -255,7 +255,7 @@ def test_by_position_by_name_and_by_default(options):
         twins(lambda args=args: args, lambda kwargs=kwargs: kwargs)
     state = twins.plain.__getstate__()
     numbers, names = state["static_argnums"], state["static_argnames"]
-    assert _jit.static_arguments(twins.fast) == (set(numbers), set(names))
+    assert _jit_ask.static_arguments(twins.fast) == (set(numbers), set(names))
     for args, kwargs in calls:
         one = Twins(make, **options)
         one(lambda args=args: args, lambda kwargs=kwargs: kwargs)

@@ -15,6 +15,13 @@ ctypedef struct Call:
     PyObject* names     # a tuple, or NULL for none
     bint flat           # the arguments are leaves, and the results a list
 
+# A call with these arguments in any tree, `n` of them by position.
+cdef inline void describe(Call* call, PyObject** args, Py_ssize_t n, PyObject* names) noexcept:
+    call.args = args
+    call.n = n
+    call.names = names
+    call.flat = False
+
 # Which arguments are static: by position, counted from the end where negative, and by name.
 cdef class StaticRule:
     cdef frozenset numbers

@@ -18,14 +18,16 @@ from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 
 from jaxmarshal cimport _tape
 from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init, push_argument
-from jaxmarshal._call cimport Call, try_plans
+from jaxmarshal._call cimport Call, describe, try_plans
 from jaxmarshal._classify cimport (
     JM_ARRAY, JM_KEY_ARRAY, JM_LITERAL, JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, jm_kind_is_host,
     jm_kind_of_type, types
 )
 from jaxmarshal._context cimport Context, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG, counters
-from jaxmarshal._jit cimport JitPlans, PjitFunction, jit_context
+from jaxmarshal._jit cimport PjitFunction
+from jaxmarshal._jit_context cimport jit_context
+from jaxmarshal._jit_record cimport JitPlans
 from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
 from jaxmarshal._records cimport (
     TargetPlan, find_target, is_numeric, put_host, resolve_host, stage_records_of, try_to_record
@@ -294,10 +296,7 @@ cdef PyObject* _run(
     cdef Call call
     cdef PyObject* result
     if kinds == JM_ARRAY and operation.plans is not None:
-        call.args = args
-        call.n = n
-        call.names = NULL
-        call.flat = False
+        describe(&call, args, n, NULL)
         result = try_plans(operation.plans, context, &call, reason)
         if _tape.current is not None and result != NULL:
             _tape.note(operation.function, args, n, result)

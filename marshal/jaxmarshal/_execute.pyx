@@ -12,7 +12,9 @@ from cpython.ref cimport Py_DECREF
 from jaxmarshal._argtable cimport (
     jm_table, jm_table_free, jm_table_init, push_argument
 )
-from jaxmarshal._call cimport Call, describe_call, flatten_call, match_call, try_plans
+from jaxmarshal._call cimport (
+    Call, describe, describe_call, flatten_call, match_call, try_plans
+)
 from jaxmarshal._classify cimport (
     JM_OTHER, classify, jm_kind_is_argument, jm_kind_is_host, kind_of_unknown
 )
@@ -248,14 +250,12 @@ cdef object _call_prepared(object compiled, tuple args, dict kwargs):
 
 cdef tuple gather(Call* call, tuple args, dict kwargs):
     cdef tuple values = args, names = None
-    call.n = len(args)
-    call.names = NULL
-    call.flat = False
     if kwargs:
         values = args + tuple(kwargs.values())
         names = tuple(kwargs)
-        call.names = <PyObject*>names
-    call.args = jm_tuple_items(values)
+    describe(
+        call, jm_tuple_items(values), len(args), NULL if names is None else <PyObject*>names
+    )
     return values if names is None else (values, names)
 
 

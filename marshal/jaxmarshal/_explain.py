@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxmarshal import _device_put, _execute, _install, _jit, _reference, api
+from jaxmarshal import _device_put, _execute, _install, _jit, _jit_ask, _reference, api
 from jaxmarshal.reasons import REASONS
 
 
@@ -88,7 +88,7 @@ def _leaf_of_jitted(
     f: Any, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str | None:
     """The same for the arguments of a jitted function that are not static."""
-    numbers, names = _jit.static_arguments(f)
+    numbers, names = _jit_ask.static_arguments(f)
     dynamic = {
         f"args[{i}]": x
         for i, x in enumerate(args)
@@ -141,7 +141,7 @@ def explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         installed = "compiled_call" in _install.installed_names()
         return _answer("compiled_call", code, leaf, recorded, found, installed)
     if _jit.is_jitted(f):
-        code, index, recorded, found = _jit.probe(f, args, kwargs)
+        code, index, recorded, found = _jit_ask.probe(f, args, kwargs)
         leaf = _leaf_of_jitted(f, index, args, kwargs)
         return _answer("jit", code, leaf, recorded, found, _jit.uses_plans(f))
     return Explanation(

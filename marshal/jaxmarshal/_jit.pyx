@@ -1,9 +1,7 @@
 """`jit`: plans in front of jaxlib's C++ dispatch.
 
-The reference's own jitted function stays inside and gets every call that no plan fits. When it
-meets a signature it does not know, jaxlib calls a Python function that traces, compiles and runs,
-and that returns what jaxlib keeps for the next time. That function is the one thing replaced: the
-`Recorder` calls the original and makes a plan of what it returned.
+The reference's own jitted function stays inside and gets every call that no plan fits. Its plans
+are made by a `Recorder` (`_jit_record`), which stands in for one function of it.
 """
 
 import weakref
@@ -13,27 +11,18 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyTypeObject
 from libc.string cimport memcpy
 
-from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init
-from jaxmarshal._call cimport (
-    Call, StaticRule, describe_call, flatten_call, try_plans
-)
-from jaxmarshal._context cimport Context, running_context, on_forget, post_hook_is_set, state_is
-from jaxmarshal._counters cimport JM_DEBUG, counters
-from jaxmarshal._classify cimport Py_TYPE, jm_kind_is_argument
-from jaxmarshal cimport _execute, _tape
-from jaxmarshal._execute cimport gather, is_better_in_cpp, probe_plans
-from jaxmarshal._make_plan cimport complete_plan, draft_plan, record_host_arguments
+from jaxmarshal._call cimport Call, StaticRule, describe, try_plans
+from jaxmarshal._classify cimport Py_TYPE
+from jaxmarshal._context cimport Context, on_forget
+from jaxmarshal cimport _tape
+from jaxmarshal._jit_context cimport jit_context
+from jaxmarshal._jit_record cimport JitPlans, Recorder
 from jaxmarshal._method cimport (
     PyObject_Vectorcall, PyVectorcall_NARGS, jm_use_vectorcall, make_method
 )
-from jaxmarshal._plan cimport Plan, set_results, with_plan
-from jaxmarshal._records cimport REFUSED, records_of
 from jaxmarshal._stats cimport (
-    DELETED, EXECUTABLE, GUARD, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, count_miss,
-    entries, entry_number,
-    reason_is_about_a_kind
+    DELETED, GUARD, NOT_RECORDED, count_miss, entries, entry_number
 )
-from jaxmarshal._tree cimport Structure, free_structure, init_structure
 
 from jaxmarshal import _reference
 
@@ -56,186 +45,17 @@ BY_JIT, BY_PRIMITIVES = _BY_JIT, _BY_PRIMITIVES
 cdef enum:
     SOME_MISSES = 4        # in a row; then calls go past the plans for a while
     MOST_SKIPPED = 63      # calls
-    INNER_CONTEXTS = 16    # that a context remembers
 
 cdef object _reference_type = _reference.PjitFunction
 cdef object _cpp_pjit = _reference.cpp_pjit
 cdef object _reference_jit = _reference.jit
 cdef object _reference_eval_shape = _reference.eval_shape
-cdef object _result_handler = _reference.result_handler
-cdef tuple _states = _reference.jit_key_states
 cdef int _entry = entry_number("jit")
 cdef object _all_plans = weakref.WeakSet()
 cdef int _installed = 0    # BY_JIT, BY_PRIMITIVES
 
 
-# --- The context ---------------------------------------------------------------------------------
-
-cdef bint _same_states(Context context) except -1:
-    cdef Py_ssize_t i
-    cdef tuple words = context.words
-    for i in range(len(words)):
-        if not state_is(_states[i], words[i]):
-            return False
-    return True
-
-
-cdef Context _find_inner(Context context):
-    """The context for the values that these states have now: one that is remembered, or new."""
-    cdef Context inner
-    cdef tuple words = tuple([state.value for state in _states])
-    for known in context.all_for_jit:
-        if (<Context>known).words == words:
-            return <Context>known
-    inner = Context(words, context.backend, True, context.distributed)
-    inner.device_put_records = records_of(context)
-    inner.plain_operations = (
-        _reference.abstract_mesh().empty and not _reference.disable_jit.value
-        and not context.distributed
-    )
-    context.all_for_jit = [inner, *context.all_for_jit[:INNER_CONTEXTS - 1]]
-    return inner
-
-
-cdef Context jit_context(int* reason):
-    """The current context with the states that jitted functions depend on and it lacks."""
-    cdef Context inner, context
-    if post_hook_is_set():
-        reason[0] = HOOK
-        return None
-    context = running_context(reason)
-    if context is None:
-        return None
-    inner = context.for_jit
-    if inner is None or not _same_states(inner):
-        context.for_jit = inner = _find_inner(context)
-    return inner
-
-
-# --- Recording -----------------------------------------------------------------------------------
-
-cdef Plan _draft(JitPlans plans, Call* call, Context context, jm_table* table, int* reason):
-    cdef Structure structure
-    cdef Plan plan
-    init_structure(&structure, by_node=True)
-    try:
-        reason[0] = flatten_call(call, plans.rule, &structure, table)
-        if reason[0]:
-            return None
-        if is_better_in_cpp(table):
-            reason[0] = HOST_LEAVES
-            return None
-        plan = draft_plan(context, table, reason)
-        if plan is not None:
-            describe_call(plan, call, plans.rule, &structure)
-        return plan
-    except Exception:
-        reason[0] = TREE
-        return None
-    finally:
-        free_structure(&structure)
-
-
-cdef bint _complete(Plan plan, jm_table* table, tuple returned, int* reason) except -1:
-    """Finish a plan with what jaxlib is about to keep. 0 with a reason."""
-    reason[0] = EXECUTABLE
-    data = returned[1]
-    if data is None or (len(returned) > 2 and returned[2]):
-        return False
-    if any([wanted is not None for wanted in data.in_device_local_layouts]):
-        return False
-    plan.fails_as_jit = True
-    handlers = [
-        _result_handler(aval, sharding, committed)
-        for aval, sharding, committed in zip(
-            data.out_avals, data.out_shardings, data.out_committed, strict=True
-        )
-    ]
-    if not complete_plan(
-        plan, table, data.xla_executable, handlers, list(data.kept_var_bitvec),
-        list(data.in_shardings), list(data.const_args), reason
-    ):
-        return False
-    if not set_results(plan, data.out_pytree_def):
-        reason[0] = EXECUTABLE
-        return False
-    record_host_arguments(plan, table)
-    return True
-
-
-cdef int _keep(JitPlans plans, Plan plan, jm_table* table, object returned, int reason) except -1:
-    """The reference has performed the call: keep its plan, or try again later."""
-    try:
-        if plan is not None and not _complete(plan, table, returned, &reason):
-            plan = None
-    except Exception:
-        if JM_DEBUG:
-            raise
-        plan = None
-    if plan is None:
-        plans.refusal = reason
-        # What jaxlib keeps nothing of, it asks for in every such call.
-        if (<tuple>returned)[1] is None:
-            plans.failures = min(plans.failures + 1, 10)
-            plans.leave = (1 << plans.failures) - 2
-        return 0
-    plans.failures = 0
-    plans.missed = 0
-    plans.skip = 0
-    plans.plans = with_plan(plans.plans, plan)
-    return 0
-
-
-cdef PyObject* _record(
-    PyObject* self, PyObject** args, size_t nargsf, PyObject* names
-) except? NULL:
-    """Call the reference's function and make a plan of what it returned."""
-    cdef Recorder recorder = <Recorder>self
-    cdef JitPlans plans = recorder.plans
-    cdef Context context = None
-    cdef Call call
-    cdef Plan plan = None
-    cdef jm_table table
-    cdef PyObject* returned
-    cdef int reason = HIT
-    if plans.leave:
-        plans.leave -= 1
-    else:
-        context = jit_context(&reason)
-    if context is None:
-        return PyObject_Vectorcall(<PyObject*>recorder.original, args, nargsf, names)
-    _describe(&call, args, nargsf, names)
-    jm_table_init(&table, &counters)
-    plan = _draft(plans, &call, context, &table, &reason)
-    _execute.compiling += 1
-    returned = PyObject_Vectorcall(<PyObject*>recorder.original, args, nargsf, names)
-    _execute.compiling -= 1
-    if returned != NULL:
-        _keep(plans, plan, &table, <object>returned, reason)
-    jm_table_free(&table)
-    return returned
-
-
-cdef class JitPlans(Plans):
-    def __cinit__(self, rule=None):
-        self.rule = rule
-
-
-cdef class Recorder:
-    def __cinit__(self, original, plans):
-        self.vectorcall = <vectorcallfunc>_record
-        self.original = original
-        self.plans = plans
-
-
 # --- Calling -------------------------------------------------------------------------------------
-
-cdef inline void _describe(Call* call, PyObject** args, size_t nargsf, PyObject* names) noexcept:
-    call.args = args
-    call.n = PyVectorcall_NARGS(nargsf)
-    call.names = names
-    call.flat = False
-
 
 cdef int _nothing_fitted(JitPlans plans, int reason) noexcept:
     """Calls that no plan fits, one after the other, go past the plans for a while."""
@@ -289,7 +109,7 @@ cdef PyObject* _call(
     reason = NOT_RECORDED
     context = jit_context(&reason) if plans.plans else None
     if context is not None:
-        _describe(&call, args, nargsf, names)
+        describe(&call, args, PyVectorcall_NARGS(nargsf), names)
         result = (<try_function>try_plans)(plans, context, &call, &reason)
         if result != NULL:
             entries[_entry].hits += 1
@@ -461,9 +281,6 @@ cdef object _cache_beside(object cache):
 
 
 jm_use_vectorcall(
-    <PyTypeObject*>Recorder, <Py_ssize_t><void*>&(<Recorder><void*>NULL).vectorcall, False
-)
-jm_use_vectorcall(
     <PyTypeObject*>PjitFunction, <Py_ssize_t><void*>&(<PjitFunction><void*>NULL).vectorcall,
     False,
 )
@@ -531,60 +348,6 @@ cdef PyObject* _eval_shape(
 
 
 eval_shape = make_method(<vectorcallfunc>_eval_shape, _reference_eval_shape)
-
-
-# --- Asking without running ----------------------------------------------------------------------
-
-cdef int _refusal(JitPlans plans, Call* call, Context context, Py_ssize_t* index) except -1:
-    """Why no plan can be made for these arguments, and which one is in the way; or HIT."""
-    cdef jm_table table
-    cdef int reason
-    cdef Py_ssize_t i
-    index[0] = -1
-    jm_table_init(&table, &counters)
-    try:
-        if _draft(plans, call, context, &table, &reason) is not None:
-            return HIT
-        for i in range(table.count):
-            if table.slots[i].action == REFUSED or not jm_kind_is_argument(table.slots[i].kind):
-                index[0] = i
-                return reason
-        if reason_is_about_a_kind(reason):
-            index[0] = table.count    # flattening went no further
-        return reason
-    finally:
-        jm_table_free(&table)
-
-
-def probe(function, tuple args, dict kwargs):
-    """What `function(*args, **kwargs)` would do: (reason, argument, recorded word, found word).
-
-    The argument is a number in the order of the leaves of arguments that are not static, or -1.
-    """
-    cdef Call call
-    cdef Py_ssize_t index
-    cdef int reason = NOT_RECORDED
-    cdef JitPlans plans = (<PjitFunction?>function).plans
-    cdef Context context = jit_context(&reason)
-    cdef tuple answer, _alive
-    if context is None:
-        return (reason, -1, None, None)
-    _alive = gather(&call, args, kwargs)
-    answer = probe_plans(plans, context, &call)
-    if answer[0] != TREE and answer[0] != NOT_RECORDED:
-        return answer
-    reason = _refusal(plans, &call, context, &index)
-    if reason == HIT and not plans.plans and plans.refusal != NOT_RECORDED:
-        reason = plans.refusal
-    return (reason, index, None, None) if reason else answer
-
-
-def static_arguments(function):
-    """The positions and names of a jitted function's static arguments."""
-    cdef JitPlans plans = (<PjitFunction?>function).plans
-    if plans.rule is None:
-        return (frozenset(), frozenset())
-    return (plans.rule.numbers, plans.rule.names)
 
 
 def uses_plans(PjitFunction function) -> bool:

@@ -11,7 +11,7 @@ from jaxmarshal._classify cimport (
     JM_BOOL, JM_FLOAT, Py_TYPE, jm_kind_of_type, types
 )
 from jaxmarshal._context cimport Context
-from jaxmarshal._jit cimport jit_context
+from jaxmarshal._jit_context cimport jit_context
 from jaxmarshal._layout cimport array_aval, array_sharding
 from jaxmarshal cimport _tape
 from jaxmarshal._tape cimport Tape, Value, start_tape, stop_tape

@@ -1,0 +1,6 @@
+from typing import Any
+
+def probe(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[int, int, Any, Any]: ...
+def static_arguments(function: Any) -> tuple[frozenset[int], frozenset[str]]: ...

@@ -1,0 +1,65 @@
+"""What a jitted function would do with a call, found without running it."""
+
+from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init
+from jaxmarshal._call cimport Call
+from jaxmarshal._classify cimport jm_kind_is_argument
+from jaxmarshal._context cimport Context
+from jaxmarshal._counters cimport counters
+from jaxmarshal._execute cimport gather, probe_plans
+from jaxmarshal._jit cimport PjitFunction
+from jaxmarshal._jit_context cimport jit_context
+from jaxmarshal._jit_record cimport JitPlans, draft
+from jaxmarshal._records cimport REFUSED
+from jaxmarshal._stats cimport HIT, NOT_RECORDED, TREE, reason_is_about_a_kind
+
+
+cdef int _refusal(JitPlans plans, Call* call, Context context, Py_ssize_t* index) except -1:
+    """Why no plan can be made for these arguments, and which one is in the way; or HIT."""
+    cdef jm_table table
+    cdef int reason
+    cdef Py_ssize_t i
+    index[0] = -1
+    jm_table_init(&table, &counters)
+    try:
+        if draft(plans, call, context, &table, &reason) is not None:
+            return HIT
+        for i in range(table.count):
+            if table.slots[i].action == REFUSED or not jm_kind_is_argument(table.slots[i].kind):
+                index[0] = i
+                return reason
+        if reason_is_about_a_kind(reason):
+            index[0] = table.count    # flattening went no further
+        return reason
+    finally:
+        jm_table_free(&table)
+
+
+def probe(function, tuple args, dict kwargs):
+    """What `function(*args, **kwargs)` would do: (reason, argument, recorded word, found word).
+
+    The argument is a number in the order of the leaves of arguments that are not static, or -1.
+    """
+    cdef Call call
+    cdef Py_ssize_t index
+    cdef int reason = NOT_RECORDED
+    cdef JitPlans plans = (<PjitFunction?>function).plans
+    cdef Context context = jit_context(&reason)
+    cdef tuple answer, _alive
+    if context is None:
+        return (reason, -1, None, None)
+    _alive = gather(&call, args, kwargs)
+    answer = probe_plans(plans, context, &call)
+    if answer[0] != TREE and answer[0] != NOT_RECORDED:
+        return answer
+    reason = _refusal(plans, &call, context, &index)
+    if reason == HIT and not plans.plans and plans.refusal != NOT_RECORDED:
+        reason = plans.refusal
+    return (reason, index, None, None) if reason else answer
+
+
+def static_arguments(function):
+    """The positions and names of a jitted function's static arguments."""
+    cdef JitPlans plans = (<PjitFunction?>function).plans
+    if plans.rule is None:
+        return (frozenset(), frozenset())
+    return (plans.rule.numbers, plans.rule.names)

@@ -1,0 +1,7 @@
+"""The context of jitted functions, and of operations outside of them."""
+
+from jaxmarshal._context cimport Context
+
+# The current context with the states that jitted functions depend on and it lacks; None with a
+# reason where the reference must decide.
+cdef Context jit_context(int* reason)

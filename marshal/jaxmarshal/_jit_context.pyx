@@ -1,0 +1,53 @@
+"""The context of jitted functions: one of `_context` with the states that it lacks."""
+
+from jaxmarshal._context cimport Context, post_hook_is_set, running_context, state_is
+from jaxmarshal._records cimport records_of
+from jaxmarshal._stats cimport HOOK
+
+from jaxmarshal import _reference
+
+cdef enum:
+    INNER_CONTEXTS = 16    # that a context remembers
+
+cdef tuple _states = _reference.jit_key_states
+
+
+cdef bint _same_states(Context context) except -1:
+    cdef Py_ssize_t i
+    cdef tuple words = context.words
+    for i in range(len(words)):
+        if not state_is(_states[i], words[i]):
+            return False
+    return True
+
+
+cdef Context _find_inner(Context context):
+    """The context for the values that these states have now: one that is remembered, or new."""
+    cdef Context inner
+    cdef tuple words = tuple([state.value for state in _states])
+    for known in context.all_for_jit:
+        if (<Context>known).words == words:
+            return <Context>known
+    inner = Context(words, context.backend, True, context.distributed)
+    inner.device_put_records = records_of(context)
+    inner.plain_operations = (
+        _reference.abstract_mesh().empty and not _reference.disable_jit.value
+        and not context.distributed
+    )
+    context.all_for_jit = [inner, *context.all_for_jit[:INNER_CONTEXTS - 1]]
+    return inner
+
+
+cdef Context jit_context(int* reason):
+    """The current context with the states that jitted functions depend on and it lacks."""
+    cdef Context inner, context
+    if post_hook_is_set():
+        reason[0] = HOOK
+        return None
+    context = running_context(reason)
+    if context is None:
+        return None
+    inner = context.for_jit
+    if inner is None or not _same_states(inner):
+        context.for_jit = inner = _find_inner(context)
+    return inner
