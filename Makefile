@@ -42,10 +42,10 @@ STUBTEST := --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allow.txt
 	--ignore-unused-allowlist --ignore-disjoint-bases
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo test matrix debug asan fuzz soak bench docs dist lint clean
+.PHONY: help build demo test matrix debug asan memcheck fuzz soak bench docs dist lint clean
 
 help: ## list the targets
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' Makefile
 
 build: $(VENV)/.installed ## make the environment, with the package built into it (editable)
 
@@ -64,6 +64,9 @@ debug: $(VENV_DEBUG)/.installed ## run the tests on a build with checks and coun
 
 asan: $(VENV_ASAN)/.installed $(COVERAGE) ## run the tests on a build with the sanitizers on
 	$(SANITIZED) $(VENV_ASAN)/bin/python -m pytest -m "not slow" --capture=sys $(ARGS)
+
+memcheck: $(VENV)/.installed ## take each path into C under valgrind, where there is one
+	$(VENV)/bin/python soak/memcheck.py $(ARGS)
 
 fuzz: $(VENV_ASAN)/.installed $(COVERAGE) ## look for arguments that reach new code (ARGS="--seconds 300")
 	$(SANITIZED) $(VENV_ASAN)/bin/python soak/guided.py $(ARGS)
