@@ -11,6 +11,7 @@ status 1 if there was a divergence or something was left.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -31,9 +33,12 @@ from cases import Case, cases
 
 import jaxmarshal
 from jaxmarshal import _counters, _install
+from jaxmarshal.selfcheck.runner import first_difference
 
-#: Divergences that are told of in full.
+#: Divergences that are told of.
 TOLD = 5
+#: A soak of so many seconds also clears JAX's caches.
+LONG = 60
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -41,6 +46,39 @@ def memory() -> int:
     """Bytes of memory that the process holds now."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * PAGE
+
+
+class Gate:
+    """Lets many threads in together, or one alone."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.inside = 0
+        self.closed = False
+
+    @contextlib.contextmanager
+    def among_others(self) -> Iterator[None]:
+        with self.changed:
+            self.changed.wait_for(lambda: not self.closed)
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.inside -= 1
+                self.changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        with self.changed:
+            self.closed = True
+            self.changed.wait_for(lambda: self.inside == 0)
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.closed = False
+                self.changed.notify_all()
 
 
 class Soak:
@@ -51,9 +89,12 @@ class Soak:
         self.deadline = time.monotonic() + seconds
         self.seed = seed
         self.collect = collect
+        self.clears = seconds >= LONG
         self.calls: dict[int, int] = {}
         self.faults = 0
         self.divergences: list[str] = []
+        #: A case may make several calls, some of which differ where JAX has just forgotten them.
+        self.gate = Gate()
 
     def going(self) -> bool:
         return time.monotonic() < self.deadline and len(self.divergences) < TOLD
@@ -64,11 +105,13 @@ class Soak:
         done = raised = 0
         while self.going():
             case = rng.choice(self.cases)
-            found = case.outcome()
+            with self.gate.among_others():
+                found = case.outcome()
             done += 1
             raised += found[0][0] == "raised"
             if found != case.expected:
-                self.divergences.append(f"{case.name}: JAX: {case.expected}; found: {found}")
+                difference = first_difference(case.expected, found)
+                self.divergences.append(f"{case.name}: {difference}")
         self.calls[number] = done
         self.faults += raised
 
@@ -88,8 +131,9 @@ class Soak:
             time.sleep(rng.random() / 20)
             rng.choice(shakes)()
             turns += 1
-            if turns % 400 == 0:
-                jax.clear_caches()
+            if self.clears and turns % 200 == 0:
+                with self.gate.alone():
+                    jax.clear_caches()
         jaxmarshal.install()
         return turns
 
@@ -107,7 +151,7 @@ def live() -> dict[str, int]:
 
 def soak(seconds: float, threads: int, seed: int, collect: bool) -> dict[str, Any]:
     """Soak for so many seconds; what was seen, as plain data."""
-    chosen = cases()
+    chosen = cases(caches_cleared=seconds >= LONG)
     # Once through, so that all is compiled and what JAX keeps is there.
     warm = Soak(chosen, 1e9, seed, collect)
     for case in chosen:

@@ -52,6 +52,14 @@ def _address(shard: Any) -> int | None:
         return None
 
 
+def _data(shard: Any) -> bytes | str:
+    """A shard's data, or why there are none: another array with the same buffer may be deleted."""
+    try:
+        return np.asarray(shard.data).tobytes()
+    except RuntimeError as error:
+        return str(error)
+
+
 def _is_plain(array: jax.Array) -> bool:
     return not jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended)
 
@@ -76,7 +84,7 @@ def observe_leaf(leaf: Any, spans: list[tuple[int, int]], inputs: list[Any]) -> 
         (
             shard.device,
             str(shard.index),
-            np.asarray(shard.data).tobytes(),
+            _data(shard),
             _alias(_address(shard), spans) if shard.data.nbytes else None,
         )
         for shard in leaf.addressable_shards
