@@ -1,6 +1,6 @@
 """The soak: everything that shakes jaxmarshal for longer than a test may take.
 
-    python soak/run.py [--minutes 20] [--json FILE]
+    python soak/run.py [--minutes 20] [--json FILE]      (soak/figures.json: what docs/ show)
     python soak/run.py --short        about two minutes, as in CI
 
 The random walk runs beside the other parts, which follow each other, all in processes of their own.
@@ -122,7 +122,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--short", action="store_true", help="a minute or two in all")
     parser.add_argument("--json", metavar="FILE", help="write the reports into a file")
+    parser.add_argument("--from", metavar="FILE", dest="read", help="only show such a file again")
     options = parser.parse_args()
+    if options.read:
+        print(table(json.loads(Path(options.read).read_text(encoding="utf-8"))["reports"]))
+        return 0
     seconds = 25 if options.short else 60 * options.minutes
     parts = [part for part in PARTS if part.short or not options.short]
     if importlib.util.find_spec("_testcapi") is None:
