@@ -356,6 +356,7 @@ def tell() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--seconds", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0, help="of the guesses; 0: another each time")
     parser.add_argument("--repeat", metavar="FILE", help="only run this input again")
     options = parser.parse_args()
     # The reference inside stays plain: only calls of compiled functions are patched.
@@ -366,7 +367,7 @@ def main() -> int:
     CORPUS.mkdir(parents=True, exist_ok=True)
     report["end"] = time.monotonic() + options.seconds
     atheris.Setup(
-        [sys.argv[0], "-rss_limit_mb=0", "-max_len=256", "-timeout=60",
+        [sys.argv[0], "-rss_limit_mb=0", "-max_len=256", "-timeout=60", f"-seed={options.seed}",
          f"-artifact_prefix={FOLDER}/", str(CORPUS)],
         one_input,
     )  # fmt: skip
