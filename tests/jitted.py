@@ -17,6 +17,17 @@ def add_one():
     return lambda x: x + 1
 
 
+def counting():
+    """A function that adds one, and a list that grows each time that it is traced."""
+    traces = []
+
+    def python(x):
+        traces.append(1)
+        return x + 1
+
+    return python, traces
+
+
 def several():
     """Arrays that make it pay to place an argument from the host here."""
     return [jax.device_put(np.float32(i)) for i in range(MANY)]

@@ -40,59 +40,59 @@ def places():
 PLACES = places()
 
 
-def queued(jit, x):
+def queued(x):
     """Many computations one after the other, each on what the one before may still compute."""
-    step = jit(lambda x: x @ x / SIZE + 1)
+    step = jax.jit(lambda x: x @ x / SIZE + 1)
     for _ in range(50):
         x = step(x)
     return x
 
 
-def queued_and_donated(jit, x):
+def queued_and_donated(x):
     """The same in one buffer."""
-    step = jit(lambda x: x * 1.5 - 1, donate_argnums=0)
+    step = jax.jit(lambda x: x * 1.5 - 1, donate_argnums=0)
     x = jax.device_put(np.array(x), next(iter(x.devices())))
     for _ in range(50):
         x = step(x)
     return x
 
 
-def moved_while_computed(jit, x):
+def moved_while_computed(x):
     """Results are sent elsewhere before they are there, and let go."""
-    step = jit(lambda x: jnp.sin(x @ x))
+    step = jax.jit(lambda x: jnp.sin(x @ x))
     return [jax.device_put(step(x + i), PLACES[name]) for i, name in enumerate(sorted(PLACES))]
 
 
-def read_while_computed(jit, x):
+def read_while_computed(x):
     """A result is read on the host while later ones are computed from it."""
-    step = jit(lambda x: x @ x / SIZE)
+    step = jax.jit(lambda x: x @ x / SIZE)
     first = step(x)
     later = [step(first) for _ in range(5)]
     return np.asarray(first), later
 
 
 def cases():
-    """name -> a call of the two kinds of `jit` with arguments made anew."""
+    """(name, call of one array), with functions that each call jits anew."""
     yield from (
-        (f"put in {name}", lambda jit, x, to=to: [jax.device_put(x, to) for _ in range(3)][-1])
+        (f"put in {name}", lambda x, to=to: [jax.device_put(x, to) for _ in range(3)][-1])
         for name, to in PLACES.items()
     )
     for call in (queued, queued_and_donated, moved_while_computed, read_while_computed):
         yield call.__name__, call
 
-    def chained(jit, x):
-        step = jit(lambda x: x + 1)
+    def chained(x):
+        step = jax.jit(lambda x: x + 1)
         return [step(step(x)) for _ in range(3)]
 
-    def compiled(jit, x):
-        run = jit(lambda x: (x * 2, x.sum())).lower(x).compile()
+    def compiled(x):
+        run = jax.jit(lambda x: (x * 2, x.sum())).lower(x).compile()
         return [run(x) for _ in range(3)]
 
-    def operations(jit, x):
+    def operations(x):
         return [(x + x, x[0], jnp.zeros(3), jnp.asarray(DATA), -x) for _ in range(3)]
 
-    def mixed(jit, x):
-        step = jit(lambda xs, y: [x + y for x in xs])
+    def mixed(x):
+        step = jax.jit(lambda xs, y: [x + y for x in xs])
         return [step([x] * 30, DATA) for _ in range(3)]
 
     yield from [(f.__name__, f) for f in (chained, compiled, operations, mixed)]
@@ -104,10 +104,10 @@ def main():
     for source in PLACES:
         for name, case in cases():
             make = partial(jax.device_put, DATA, PLACES[source])
-            expected = outcome(partial(case, jax.jit), make())
+            expected = outcome(case, make())
             with jaxmarshal.installed():
                 jaxmarshal.reset_stats()
-                found = outcome(partial(case, jax.jit), make())
+                found = outcome(case, make())
                 for entry, counts in jaxmarshal.stats().items():
                     fast[entry] = fast.get(entry, 0) + counts["hits"]
             if found != expected:

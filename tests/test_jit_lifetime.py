@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jitted import Fussy, add_one, on, warm
+from jitted import Fussy, add_one, counting, on, warm
 from twins import Twins, jit_counts
 
 import jaxmarshal
@@ -68,12 +68,7 @@ def test_trap_11_functions_that_share_a_cache():
     x = jnp.ones(3)
     seen = []
     for jit in (jax.jit, jaxmarshal.jit):
-        traces = []
-
-        def python(x, traces=traces):
-            traces.append(1)
-            return x + 1
-
+        python, traces = counting()
         first, second, other = jit(python), jit(python), jit(python, donate_argnums=0)
         log = []
         for function in (first, second, other, first, second, other):
@@ -92,12 +87,7 @@ def test_trap_11_sharing_after_clear_caches():
     """Trap 11: what is jitted before and after `jax.clear_caches()` shares nothing."""
     seen = []
     for jit in (jax.jit, jaxmarshal.jit):
-        traces = []
-
-        def python(x, traces=traces):
-            traces.append(1)
-            return x + 1
-
+        python, traces = counting()
         x = jnp.ones(3)
         first = jit(python)
         log = [(first(x).tolist(), len(traces), first._cache_size())]

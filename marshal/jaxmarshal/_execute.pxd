@@ -1,9 +1,10 @@
 """What the entry points that run executables share."""
 
 from jaxmarshal._argtable cimport jm_table
-from jaxmarshal._call cimport Call
+from jaxmarshal._call cimport Call, StaticRule
 from jaxmarshal._context cimport Context
 from jaxmarshal._plan cimport Plans
+from jaxmarshal._tree cimport Structure
 
 # The current context if an executable may run without the reference looking on; None with a reason.
 cdef Context context_for_execution(Plans plans, int* reason)
@@ -12,8 +13,14 @@ cdef Context context_for_execution(Plans plans, int* reason)
 # way of these entry points, once: nothing is recorded of that.
 cdef int compiling
 
-# Does jaxlib's C++ call, which makes no array objects of host arguments, cost less?
-cdef bint is_better_in_cpp(jm_table* table) noexcept
+# As `flatten_call`; HOST_LEAVES where jaxlib's C++ call, which makes no array objects of host
+# arguments, costs less than a plan would.
+cdef int flatten_for_plan(
+    Call* call, StaticRule rule, Structure* structure, jm_table* table
+) except -1
+
+# Which of the arguments that were flattened is in the way of a plan, for that reason; or -1.
+cdef Py_ssize_t refused_argument(jm_table* table, int reason) except -2
 
 # What the plans of an owner would do: (reason, argument, recorded word, found word). The reason is
 # TREE where none has the call's structure.

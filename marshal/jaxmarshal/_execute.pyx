@@ -13,7 +13,7 @@ from jaxmarshal._argtable cimport (
     jm_table, jm_table_free, jm_table_init, push_argument
 )
 from jaxmarshal._call cimport (
-    Call, describe, describe_call, flatten_call, match_call, try_plans
+    Call, StaticRule, describe, describe_call, flatten_call, match_call, try_plans
 )
 from jaxmarshal._classify cimport (
     JM_OTHER, classify, jm_kind_is_argument, jm_kind_is_host, kind_of_unknown
@@ -194,11 +194,20 @@ def results_handler_call(self, out_bufs):
 
 # --- Trees: Compiled.__call__ --------------------------------------------------------------------
 
-cdef bint is_better_in_cpp(jm_table* table) noexcept:
+cdef bint _is_better_in_cpp(jm_table* table) noexcept:
     cdef Py_ssize_t i, host = 0
     for i in range(table.count):
         host += jm_kind_is_host(table.slots[i].kind)
     return host * ARRAYS_PER_HOST_LEAF > table.count - host
+
+
+cdef int flatten_for_plan(
+    Call* call, StaticRule rule, Structure* structure, jm_table* table
+) except -1:
+    cdef int reason = flatten_call(call, rule, structure, table)
+    if reason == HIT and _is_better_in_cpp(table):
+        return HOST_LEAVES
+    return reason
 
 
 cdef Plan _make_tree_plan(
@@ -214,11 +223,8 @@ cdef Plan _make_tree_plan(
         if params.is_high or type(executable) is not _mesh_executable_type:
             reason[0] = EXECUTABLE
             return None
-        reason[0] = flatten_call(call, None, &structure, table)
+        reason[0] = flatten_for_plan(call, None, &structure, table)
         if reason[0]:
-            return None
-        if is_better_in_cpp(table):
-            reason[0] = HOST_LEAVES
             return None
         constants = params.const_args
         if constants:
@@ -293,23 +299,27 @@ def compiled_call(self, *args, **kwargs):
 
 # --- Asking without running ----------------------------------------------------------------------
 
+cdef Py_ssize_t refused_argument(jm_table* table, int reason) except -2:
+    cdef Py_ssize_t i
+    for i in range(table.count):
+        if table.slots[i].action == REFUSED or not jm_kind_is_argument(table.slots[i].kind):
+            return i
+    if reason_is_about_a_kind(reason):
+        return table.count    # flattening went no further
+    return -1
+
+
 cdef int _refusal(
     object owner, Call* call, Context context, jm_table* table, Py_ssize_t* index
 ) except -1:
     """Why no plan can be made for these arguments, and which one is in the way; or HIT."""
     cdef int reason
-    cdef Py_ssize_t i
     index[0] = -1
     if owner._params.const_args:
         return HIT    # they would have to be placed to know
     if _make_tree_plan(owner, call, context, table, &reason) is not None:
         return HIT
-    for i in range(table.count):
-        if table.slots[i].action == REFUSED or not jm_kind_is_argument(table.slots[i].kind):
-            index[0] = i
-            return reason
-    if reason_is_about_a_kind(reason):
-        index[0] = table.count    # flattening went no further
+    index[0] = refused_argument(table, reason)
     return reason
 
 

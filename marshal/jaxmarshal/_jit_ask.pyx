@@ -2,33 +2,25 @@
 
 from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init
 from jaxmarshal._call cimport Call
-from jaxmarshal._classify cimport jm_kind_is_argument
 from jaxmarshal._context cimport Context
 from jaxmarshal._counters cimport counters
-from jaxmarshal._execute cimport gather, probe_plans
+from jaxmarshal._execute cimport gather, probe_plans, refused_argument
 from jaxmarshal._jit cimport PjitFunction
 from jaxmarshal._jit_context cimport jit_context
 from jaxmarshal._jit_record cimport JitPlans, draft
-from jaxmarshal._records cimport REFUSED
-from jaxmarshal._stats cimport HIT, NOT_RECORDED, TREE, reason_is_about_a_kind
+from jaxmarshal._stats cimport HIT, NOT_RECORDED, TREE
 
 
 cdef int _refusal(JitPlans plans, Call* call, Context context, Py_ssize_t* index) except -1:
     """Why no plan can be made for these arguments, and which one is in the way; or HIT."""
     cdef jm_table table
     cdef int reason
-    cdef Py_ssize_t i
     index[0] = -1
     jm_table_init(&table, &counters)
     try:
         if draft(plans, call, context, &table, &reason) is not None:
             return HIT
-        for i in range(table.count):
-            if table.slots[i].action == REFUSED or not jm_kind_is_argument(table.slots[i].kind):
-                index[0] = i
-                return reason
-        if reason_is_about_a_kind(reason):
-            index[0] = table.count    # flattening went no further
+        index[0] = refused_argument(&table, reason)
         return reason
     finally:
         jm_table_free(&table)

@@ -9,16 +9,16 @@ returned.
 from cpython.object cimport PyObject, PyTypeObject
 
 from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init
-from jaxmarshal._call cimport Call, describe, describe_call, flatten_call
+from jaxmarshal._call cimport Call, describe, describe_call
 from jaxmarshal._context cimport Context
 from jaxmarshal._counters cimport JM_DEBUG, counters
 from jaxmarshal cimport _execute
-from jaxmarshal._execute cimport is_better_in_cpp
+from jaxmarshal._execute cimport flatten_for_plan
 from jaxmarshal._jit_context cimport jit_context
 from jaxmarshal._make_plan cimport complete_plan, draft_plan, record_host_arguments
 from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, jm_use_vectorcall
 from jaxmarshal._plan cimport Plan, set_results, with_plan
-from jaxmarshal._stats cimport EXECUTABLE, HIT, HOST_LEAVES, TREE
+from jaxmarshal._stats cimport EXECUTABLE, HIT, TREE
 from jaxmarshal._tree cimport Structure, free_structure, init_structure
 
 from jaxmarshal import _reference
@@ -31,11 +31,8 @@ cdef Plan draft(JitPlans plans, Call* call, Context context, jm_table* table, in
     cdef Plan plan
     init_structure(&structure, by_node=True)
     try:
-        reason[0] = flatten_call(call, plans.rule, &structure, table)
+        reason[0] = flatten_for_plan(call, plans.rule, &structure, table)
         if reason[0]:
-            return None
-        if is_better_in_cpp(table):
-            reason[0] = HOST_LEAVES
             return None
         plan = draft_plan(context, table, reason)
         if plan is not None:
