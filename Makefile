@@ -42,7 +42,7 @@ STUBTEST := --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allow.txt
 	--ignore-unused-allowlist --ignore-disjoint-bases
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo test matrix debug asan memcheck fuzz soak bench docs dist lint clean
+.PHONY: help build demo test matrix debug asan memcheck fuzz guards soak bench docs dist lint clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' Makefile
@@ -70,6 +70,9 @@ memcheck: $(VENV)/.installed ## take each path into C under valgrind, where ther
 
 fuzz: $(VENV_ASAN)/.installed $(COVERAGE) ## look for arguments that reach new code (ARGS="--seconds 300")
 	$(SANITIZED) $(VENV_ASAN)/bin/python soak/guided.py $(ARGS)
+
+guards: $(VENV)/.installed ## take each guard out, and see its tests fail (an hour)
+	$(VENV)/bin/python soak/guards.py $(ARGS)
 
 soak: $(VENV)/.installed ## shake everything for twenty minutes (ARGS=--short for two)
 	$(VENV)/bin/python soak/run.py $(ARGS)

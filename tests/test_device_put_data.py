@@ -158,6 +158,17 @@ def test_reshaped_in_place():
     assert counts() == (0, {"not_recorded": 4})
 
 
+def test_many_kinds_of_host_arrays():
+    """Trap 2: more dtypes and shapes than there are places for their records."""
+    dtypes = [np.dtype(kind) for kind in "?bhiBHIefF"]
+    shapes = [(n,) for n in range(40)] + [(n, 2) for n in range(20)]
+    for _ in range(2):
+        for dtype in dtypes:
+            for shape in shapes:
+                result = jaxmarshal.device_put(np.zeros(shape, dtype))
+                assert (result.shape, result.dtype) == (shape, dtype)
+
+
 # --- 3: avals are not interned -------------------------------------------------------------------
 
 

@@ -124,7 +124,8 @@ def test_trap_4_traces():
 
     same(function, x)
     for transform in (jax.jit, jax.grad, jax.value_and_grad, jax.make_jaxpr):
-        same(lambda t=transform: str(t(function)(x)))
+        # A function of its own each time: JAX keeps what it has traced of one.
+        same(lambda t=transform: str(t(lambda x: function(x))(x)))
     same(lambda: jax.vmap(function)(jnp.stack([x, x])))
 
 
@@ -159,6 +160,7 @@ def test_trap_7_no_memory_is_shared(make, size, offset):
 @pytest.mark.parametrize("make", [jnp.asarray, jnp.array, lax.neg, lax.abs])
 def test_trap_5_and_8_host_data(make, value):
     """Traps 5 and 8: kinds of host data, with weak types, overflow, warnings and errors."""
+    same(make, X)    # so that the operation is known
     same(make, value)
 
 
@@ -198,7 +200,8 @@ def test_creations_hit(name, args):
         ("full", (2, 2**40)), ("full", (2, -0.0)), ("full", (2, 0.0)), ("full", (2, float("inf"))),
         ("full", (2, float("nan"))), ("full", (2, 1j)), ("full", (2, X[:2])), ("full", (2, "a")),
         ("full", (2, 300, np.int8)), ("full", (2, 1.5, np.int32)), ("zeros", (3, np.str_)),
-        ("zeros", (3, jnp.bfloat16)), ("ones", (2, np.complex64)),
+        ("zeros", (3, jnp.bfloat16)), ("ones", (2, np.complex64)), ("full", (2, 1e300, np.float32)),
+        ("full", (2, float("nan"), np.int32)),
     ],
     ids=str,
 )  # fmt: skip
@@ -211,7 +214,7 @@ def test_values_that_compare_equal():
     """1, True and 1.0, and the zeros, are told apart where JAX tells them apart."""
     for _ in range(3):
         for value in (1, True, 1.0, 0.0, -0.0, 0, False):
-            same(jnp.full, 2, value, turns=2)
+            same(lambda value: jnp.full(2, value), value, turns=2)
             assert np.signbit(np.asarray(jnp.full(2, -0.0))).all()
 
 
@@ -253,7 +256,12 @@ def test_indexing_hits(index):
 def test_trap_6_other_devices():
     """Trap 6: results lie where the array lies, committed or not."""
     last = jax.devices()[-1]
-    for x in (jnp.asarray(X), jax.device_put(X, last), jax.device_put(X, jax.devices()[0])):
+    mesh = jax.sharding.Mesh(jax.devices(), ("x",))
+    for x in (
+        jnp.asarray(X), jax.device_put(X, last), jax.device_put(X, jax.devices()[0]),
+        jax.device_put(X, NamedSharding(mesh, PartitionSpec("x"))),
+        jax.device_put(X, NamedSharding(mesh, PartitionSpec())),
+    ):  # fmt: skip
         for _ in range(2):
             same(lambda x=x: (getitem(x, 1), getitem(x, slice(2, 4)), lax.neg(x)))
 
@@ -289,6 +297,43 @@ def test_implementations_of_users():
     with pytest.raises(ZeroDivisionError):
         primitive.def_impl(lambda x, *, by: 1 / 0)
         primitive.bind(x, by=3)
+
+
+def test_primitives_that_bind_themselves():
+    """A primitive whose binding does more than to call the implementation keeps doing it."""
+    primitive, bound = Primitive("noted"), []
+    primitive.def_impl(lambda x: x + 1)
+
+    def bind_with_trace(*args):
+        bound.append(args)
+        return Primitive.bind_with_trace(primitive, *args)
+
+    primitive.bind_with_trace = bind_with_trace
+    for i in range(3):
+        assert np.array_equal(primitive.bind(jnp.asarray(X)), X + 1)
+        assert len(bound) == i + 1
+
+
+def test_trap_4_transfer_logs(capfd):
+    """Trap 4: where transfers are logged, each is, in the words of the reference."""
+    logged = []
+
+    def lines():
+        jax.clear_caches()    # the first transfer of a kind is logged in more words
+        for call in (lambda: jnp.asarray(X), lambda: lax.neg(X), lambda: jnp.full(2, 1.5)):
+            for _ in range(4):
+                with jax.transfer_guard("log"):
+                    call()
+        return [line.partition("] ")[2] for line in capfd.readouterr().err.splitlines()]
+
+    logged.append(lines())
+    jaxmarshal.uninstall()
+    try:
+        logged.append(lines())
+    finally:
+        jaxmarshal.install()
+    assert len(logged[0]) >= 12
+    assert logged[0] == logged[1]
 
 
 def test_programs_effects_and_keys():
@@ -333,6 +378,9 @@ def test_trap_11_clear_caches():
         hit_by("bind", lax.sin, x)
         hit_by("getitem", getitem, x, 1)
         jax.clear_caches()
+        before = hits("bind"), hits("getitem")
+        lax.sin(x), getitem(x, 1)
+        assert (hits("bind"), hits("getitem")) == before
 
 
 def test_trap_13_threads():

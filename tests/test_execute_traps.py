@@ -110,6 +110,7 @@ def test_trap_1_custom_layouts(kind):
     else:
         arrays = [rows, jax.device_put(DATA, columns)]
         function = jax.jit(lambda x: x + 1, in_shardings=Format(Layout.AUTO, sharding))
+    arrays += [DATA, jax.device_put(DATA)]    # which the reference lays out as is wanted
     compiled = function.lower(jax.ShapeDtypeStruct(DATA.shape, DATA.dtype)).compile()
     for _ in range(3):
         for array in arrays:
@@ -410,7 +411,7 @@ def test_trap_5_other_keys():
     with jax.debug_key_reuse(True):
         fresh = jax.jit(lambda k: jax.random.bits(k)).lower(key).compile()
         for _ in range(3):
-            fresh(key)
+            assert observe(fresh, key) == observe_reference(fresh, key)
     assert counts()[0] == 0
 
 
@@ -608,6 +609,46 @@ def test_trap_5_deleted_while_others_are_compared():
     assert others
     assert jaxmarshal.stats()["compiled_call"]["misses_by_reason"] == {"deleted": 1}
     assert found == observe_reference(compiled, [unlike, array])
+
+
+def test_trap_5_deleted_while_others_are_placed():
+    """Trap 5: an argument is deleted while another is placed, by what a garbage collection runs.
+
+    It is tried at each moment at which Python collects. The result is right, or the error is that
+    of an array which was deleted before.
+    """
+    arrays = [jax.device_put(np.float32(i)) for i in range(40)]
+    host = np.arange(4.0, dtype=np.float32)
+
+    def call(*xs):
+        return sum(xs)
+
+    compiled = jax.jit(call).lower(host, *arrays, arrays[0]).compile()
+    outcomes = set()
+    thresholds = gc.get_threshold()
+    for moment in range(40):
+        for _ in range(2):
+            compiled(host, *arrays, arrays[0])
+        array = jax.device_put(np.float32(100))
+        left = [moment]
+
+        def delete(phase, information, array=array, left=left):
+            left[0] -= 1
+            if left[0] == 0:
+                array.delete()
+
+        gc.callbacks.append(delete)
+        gc.set_threshold(1)
+        try:
+            outcomes.add(float(compiled(host, *arrays, array)[1]))
+        except (RuntimeError, ValueError) as error:
+            assert "deleted" in str(error)
+            outcomes.add("deleted")
+        finally:
+            gc.set_threshold(*thresholds)
+            gc.callbacks.remove(delete)
+    assert outcomes <= {881.0, "deleted"}
+    assert 881.0 in outcomes
 
 
 @pytest.mark.parametrize(

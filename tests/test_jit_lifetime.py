@@ -115,6 +115,7 @@ def test_trap_11_clear_cache_with_functions_made_before():
         plain(x)
         fast(x)
     assert len(traces) == 1
+    assert jit_counts() == (1, {"not_recorded": 1})    # though the other one had it compiled
     fast.clear_cache()
     assert plain._cache_size() == 0
     plain(x)

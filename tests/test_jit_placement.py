@@ -13,6 +13,8 @@ from jitted import Fussy, P, add_one, on, several, spread, warm
 from support import aligned
 from twins import Twins, jit_counts
 
+import jaxmarshal
+
 # --- 6 to 9: placement, aliasing, scalars, identity ----------------------------------------------
 
 
@@ -252,3 +254,30 @@ def test_trap_10_errors_before_anything_changed():
     for make in (lambda: (on(0), on(1)), lambda: (on(0), "text"), lambda: (on(0), 2**70)):
         found = twins(make)
         assert found[0][0] == "raised" and not found[2][0]
+
+
+def test_trap_5_and_8_each_kind_after_every_other():
+    """Traps 5 and 8: an array, a key, or host data of the same aval, each where another was."""
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[3])
+    key = jax.random.key(3)
+    base = np.asarray(jax.random.key_data(key))
+    for where in (None, place):    # what can be placed is known from here on
+        jaxmarshal.device_put(base, where)
+    some = several()
+    kinds = [
+        lambda: base, lambda: key, lambda: jax.device_put(base), lambda: key._base_array,
+        lambda: jax.device_put(base, place), lambda: jax.device_put(key, place),
+    ]  # fmt: skip
+
+    def make():
+        return lambda x, xs: (x, len(x.shape))
+
+    for first in kinds:
+        twins = Twins(make)
+        for _ in range(2):
+            twins(lambda first=first: (first(), some))
+        for other in kinds:
+            for _ in range(2):
+                twins(lambda other=other: (other(), some))
+            twins(lambda first=first: (first(), some))
+    assert jit_counts()[0] > 0

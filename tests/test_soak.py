@@ -1,4 +1,4 @@
-"""The figures of the soak in the documents."""
+"""What the long programs in `soak/` rely on, and the figures of the soak in the documents."""
 
 from __future__ import annotations
 
@@ -7,8 +7,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 SOAK = ROOT / "soak"
+sys.path.insert(0, str(SOAK))
+
+import guards  # noqa: E402
+
+
+@pytest.mark.parametrize("guard", guards.guards(), ids=lambda guard: guard.what)
+def test_guards_are_where_they_are_said_to_be(guard):
+    """`make guards` finds the text of each guard once, takes something out, and knows its tests."""
+    text = (ROOT / guard.path).read_text(encoding="utf-8")
+    assert guard.without(text) != text
+    assert guard.tests
+    assert set(guard.also) <= {other.what for other in guards.guards()}
+    for test in guard.tests:
+        file, _, name = test.partition("::")
+        assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
 
 
 def test_document_says_what_the_soak_said():

@@ -76,8 +76,6 @@ cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan) except -1
     """
     cdef object array = <object>slot.obj
     cdef object sharding = array_sharding(array)
-    if slot.buffer == NULL:
-        return DELETED
     if not is_numeric(array_dtype(array)):
         return DTYPE
     if plan.is_sharding:

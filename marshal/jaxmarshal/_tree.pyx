@@ -352,8 +352,6 @@ cdef int _match_dict(PyObject* obj, Step* node, Walk* walk) except -1:
     cdef int matched
     cdef object mapping = <object>obj
     cdef object keys = <object>node.data
-    if PyDict_Size(mapping) != node.n:
-        return 0
     for i in range(node.n):
         key = <object>PyList_GET_ITEM(keys, i)
         value = NULL
@@ -391,7 +389,7 @@ cdef int _match_list(PyObject* items, Py_ssize_t n, Walk* walk) except -1:
     cdef Py_ssize_t i = 0
     cdef int matched
     while i < n:
-        # Another thread may have changed the list while Python code ran.
+        # Each time: another thread may have changed it while Python code ran.
         if PyList_GET_SIZE(<object>items) != n:
             return 0
         if walk.leaves:
@@ -433,9 +431,7 @@ cdef int _match_by_registry(PyObject* obj, Step* node, Walk* walk) except -1:
 
 cdef int _match_node(PyObject* obj, Step* node, Walk* walk) except -1:
     if node.op == LIST_NODE:
-        if not PyList_CheckExact(obj) or PyList_GET_SIZE(<object>obj) != node.n:
-            return 0
-        return _match_list(obj, node.n, walk)
+        return PyList_CheckExact(obj) and _match_list(obj, node.n, walk)
     if node.op == DICT_NODE:
         return PyDict_CheckExact(obj) and _match_dict(obj, node, walk)
     if node.op == REGISTRY_NODE:
