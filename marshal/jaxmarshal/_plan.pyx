@@ -383,7 +383,7 @@ cdef int check_transfers(jm_intake* intake) except -1:
 
 
 cdef int _put_host_arguments(Plan plan, jm_intake* intake) except -1:
-    """Put the host arguments where they go. DELETED if another thread deleted an array then."""
+    """Put the host arguments where they go, unless transfers are guarded."""
     cdef Py_ssize_t i
     cdef jm_slot* slot
     cdef jm_guard* guard
@@ -397,14 +397,18 @@ cdef int _put_host_arguments(Plan plan, jm_intake* intake) except -1:
             array = put_host(slot, <TargetPlan>slot.target, <object>guard.where)
             Py_INCREF(array)
             intake.inputs[guard.input] = <PyObject*>array
-    for i in range(plan.inputs):
-        if array_buffer(<object>intake.inputs[i]) == NULL:
-            return DELETED
     return HIT
 
 
 cdef bint _is_about_deleted(object error, jm_intake* intake) except -1:
-    """Did a run fail because an argument was donated before? Nothing has happened then."""
+    """Did a run fail because a constant was deleted, or an argument donated before?
+
+    Or deleted by what ran after it was looked at: comparisons, other threads. jaxlib looks before
+    it does anything.
+    """
+    for array in <tuple>intake.tuple:
+        if array_buffer(array) == NULL:
+            return True
     if "deleted or donated" not in str(error):
         return False
     return any([array.is_deleted() for array in <tuple>intake.tuple])

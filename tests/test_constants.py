@@ -1,0 +1,17 @@
+"""Constants that JAX passes to executables as arguments, where it was told so at import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from child import run
+
+
+def test_constants_that_are_arguments():
+    """Trap 5: everything in `constants_checks.py`, in a process that is told."""
+    checks = Path(__file__).resolve().parent / "constants_checks.py"
+    done = run(
+        "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(checks),
+        cwd=checks.parent.parent, JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS="1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
