@@ -257,13 +257,15 @@ def test_trap_6_other_devices():
     """Trap 6: results lie where the array lies, committed or not."""
     last = jax.devices()[-1]
     mesh = jax.sharding.Mesh(jax.devices(), ("x",))
+    data = np.arange(64, dtype=np.float32).reshape(16, 4)
     for x in (
-        jnp.asarray(X), jax.device_put(X, last), jax.device_put(X, jax.devices()[0]),
-        jax.device_put(X, NamedSharding(mesh, PartitionSpec("x"))),
-        jax.device_put(X, NamedSharding(mesh, PartitionSpec())),
+        jnp.asarray(data), jax.device_put(data, last), jax.device_put(data, jax.devices()[0]),
+        jax.device_put(data, NamedSharding(mesh, PartitionSpec("x"))),
+        jax.device_put(data, NamedSharding(mesh, PartitionSpec())),
     ):  # fmt: skip
-        for _ in range(2):
-            same(lambda x=x: (getitem(x, 1), getitem(x, slice(2, 4)), lax.neg(x)))
+        for index in (1, slice(2, 4), slice(0, 8), slice(None, None, 2), (slice(0, 8), 1)):
+            for _ in range(2):
+                same(lambda x=x, index=index: (getitem(x, index), lax.neg(x)))
 
 
 def test_trap_5_deleted_arrays():

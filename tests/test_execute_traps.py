@@ -330,11 +330,12 @@ def test_trap_5_mutable_refs():
         ref[...] += x
         return x
 
-    function = jax.jit(step)
-    for _ in range(3):
-        function(jnp.ones(3))
-    assert ref[...].tolist() == [3, 3, 3]
-    assert counts("execute_replicated_call")[0] == 0
+    compiled = jax.jit(step).lower(jnp.ones(3)).compile()
+    for call in (jax.jit(step), *entry_points(compiled).values()):
+        for _ in range(3):
+            call(jnp.ones(3))
+    assert ref[...].tolist() == [12, 12, 12]
+    assert all(jaxmarshal.stats()[name]["hits"] == 0 for name in entry_points(compiled))
 
 
 def test_trap_5_pruned_and_constant_arguments():
@@ -455,11 +456,29 @@ def test_trap_6_not_in_place():
 
 def test_trap_6_committed_flag():
     """Trap 6: the committed flag is a word of the guard of its own."""
-    compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compile()
-    warm(compiled, jnp.zeros(4))
+    x = jnp.zeros(4)
+    compiled = jax.jit(lambda x: x + 1).lower(x).compile()
+    warm(compiled, x)
     compiled(jax.device_put(np.zeros(4, np.float32), jax.devices()[0]))
+    assert jaxmarshal.stats()["compiled_call"]["misses_by_reason"] == {"committed": 1}
+    jaxmarshal.reset_stats()
+    # And where all other words are the same.
+    compiled = jax.jit(lambda x: x + 2).lower(x).compile()
+    warm(compiled, x)
+    twin = _reference.ArrayImpl(x.aval, x.sharding, [x], committed=True, _skip_checks=True)
+    assert observe(compiled, twin) == observe_reference(compiled, twin)
+    assert jaxmarshal.stats()["compiled_call"]["misses_by_reason"] == {"committed": 1}
+
+
+def test_trap_6_all_words_but_the_sharding():
+    """Trap 6: an array elsewhere, when its other words have been adopted."""
+    here, there = (jax.device_put(DATA, device) for device in jax.devices()[:2])
+    compiled = jax.jit(lambda x: x + 1).lower(here).compile()
+    warm(compiled, here)
+    for _ in range(3):
+        assert observe(compiled, there) == observe_reference(compiled, there)
     reasons = jaxmarshal.stats()["compiled_call"]["misses_by_reason"]
-    assert reasons == {"committed": 1}
+    assert reasons == {"sharding": 3}
 
 
 def test_trap_11_plans_die():
