@@ -52,7 +52,7 @@ build: $(VENV)/.installed ## make the environment, with the package built into i
 demo: $(VENV)/.installed ## put real data on the device with JAX and with jaxmarshal
 	$(VENV)/bin/python demo/digits.py $(ARGS)
 
-# What is marked slow runs in the matrix: random programs, several processes, the self-check.
+# What is marked slow runs in the matrix: random and exhaustive programs, the self-check, reports.
 test: $(VENV)/.installed ## run the tests on this Python, but for the slow ones
 	$(VENV)/bin/python -m pytest $(PYTEST_PARALLEL) -m "not slow" $(ARGS)
 

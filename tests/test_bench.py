@@ -17,7 +17,7 @@ from conftest import LAYOUT_OFF
 from jaxmarshal import commands
 from jaxmarshal.benchmarks import measure, page, results, suite
 
-pytestmark = pytest.mark.commands
+pytestmark = [pytest.mark.slow, pytest.mark.commands]
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 CASES = [(group, case) for group, case in suite.select() if case.leaves <= 201]

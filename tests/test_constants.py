@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from child import run
 
 
+@pytest.mark.slow
 def test_constants_that_are_arguments():
     """Trap 5: everything in `constants_checks.py`, in a process that is told."""
     checks = Path(__file__).resolve().parent / "constants_checks.py"

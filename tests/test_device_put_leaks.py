@@ -254,6 +254,7 @@ def test_many_dtype_objects():
     assert counts() == (0, {"not_recorded": MANY})
 
 
+@pytest.mark.slow
 def test_many_targets():
     """Records of targets are dropped when there are many."""
     for number in range(MANY):
@@ -280,6 +281,7 @@ def test_many_moves():
     assert counts() == (0, {"not_recorded": 3_000})
 
 
+@pytest.mark.slow
 def test_many_contexts():
     """Of many configurations the latest are remembered."""
     for number in range(MANY):

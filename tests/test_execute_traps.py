@@ -764,6 +764,7 @@ def test_profiles_show_the_reference_names(tmp_path):
     assert jaxmarshal.stats()["compiled_call"]["misses_by_reason"] == {"profiler": 1}
 
 
+@pytest.mark.slow
 def test_wide_calls_on_eight_devices(mesh):
     """Sharded and replicated arguments hit, and hundreds of results come back in order."""
     sharded = jax.device_put(np.arange(16.0, dtype=np.float32), NamedSharding(mesh, P("x")))

@@ -171,6 +171,7 @@ def test_trap_5_pruned_arguments():
     assert keep(lambda: (x + 1, x * 3))[0][0] == "returned"
 
 
+@pytest.mark.slow
 def test_trap_5_constants_that_are_arguments():
     """Trap 5: arrays that the function closes over are passed along, to where the call runs."""
     data = np.arange(4096, dtype=np.float32)

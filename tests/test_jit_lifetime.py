@@ -217,6 +217,7 @@ def test_trap_11_garbage_of_callers():
     assert sys.getrefcount(caller.__code__) - before < 1000
 
 
+@pytest.mark.slow
 def test_many_signatures_keep_few_plans():
     """A function that is called with ever new shapes keeps at most eight plans."""
     from jaxmarshal import _counters
@@ -260,6 +261,7 @@ def test_a_signature_in_use_keeps_its_plan():
     assert hits == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_polymorphic_functions_hit(n):
     """Shapes, structures, static values and devices in turn: each has its plan."""

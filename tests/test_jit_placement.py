@@ -129,6 +129,7 @@ HOST = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [False, True])
 def test_trap_8_every_host_value_after_every_other(x64):
     """Trap 8: Python scalars are weak, numpy's are not; each is what it is whatever came before."""

@@ -221,6 +221,7 @@ def test_objects_that_cannot_be_compared(made):
     assert seen[0] == seen[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -275,6 +275,7 @@ REPORT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", ["8", "1"])
 def test_the_switch_changes_no_answer(count):
     """With JAXMARSHAL_OBJECT_LAYOUT=off, and on a single device, all answers are the same."""

@@ -21,7 +21,7 @@ from jaxmarshal.selfcheck import runner
 from jaxmarshal.selfcheck.registry import check
 from jaxmarshal.selfcheck.traps import TRAPS
 
-pytestmark = pytest.mark.commands
+pytestmark = [pytest.mark.slow, pytest.mark.commands]
 
 ENTRIES = {entry.name: entry for entry in _install.ENTRY_POINTS}
 
