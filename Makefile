@@ -71,7 +71,7 @@ memcheck: $(VENV)/.installed ## take each path into C under valgrind, where ther
 fuzz: $(VENV_ASAN)/.installed $(COVERAGE) ## look for arguments that reach new code (ARGS="--seconds 300")
 	$(SANITIZED) $(VENV_ASAN)/bin/python soak/guided.py $(ARGS)
 
-guards: $(VENV)/.installed ## take each guard out, and see its tests fail (an hour)
+guards: $(VENV)/.installed ## take each guard out, and see its tests fail (half an hour)
 	$(VENV)/bin/python soak/guards.py $(ARGS)
 
 soak: $(VENV)/.installed ## shake everything for twenty minutes (ARGS=--short for two)

@@ -131,7 +131,7 @@ def matrix(session, jax):
     session.run(*pytest, env={"JAXMARSHAL_TEST_PROFILE": profile_for(python)})
     if python in WITHOUT_LAYOUT:
         session.run(
-            *pytest, "-m", "not commands",
+            *pytest, "-m", "not commands and not slow",
             env={"JAXMARSHAL_TEST_PROFILE": "quick", "JAXMARSHAL_OBJECT_LAYOUT": "off"},
         )  # fmt: skip
     record(python, jax, "TESTED", f"with JAX {jax}")

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 GUARDS = ROOT / "soak" / "guards.toml"
 FOLDERS = {".h": "include/jaxmarshal", ".pyx": "marshal/jaxmarshal", ".py": "marshal/jaxmarshal"}
@@ -110,7 +112,7 @@ class Copy:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return False
-        if done.returncode not in (0, 1) and done.returncode > 0:
+        if done.returncode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
             raise RuntimeError(f"{tests} cannot be run:\n{done.stdout}{done.stderr}")
         return done.returncode == 0
 
