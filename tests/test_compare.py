@@ -16,7 +16,7 @@ from child import run, status_of
 from jaxmarshal import _compare, _flame, _install, _record
 from jaxmarshal.__main__ import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.commands]
+pytestmark = [pytest.mark.slow, pytest.mark.commands, pytest.mark.reports]
 
 SCRIPT = """
     import sys

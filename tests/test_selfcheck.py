@@ -114,6 +114,7 @@ def raising(function):
     return broken
 
 
+@pytest.mark.reports
 @pytest.mark.parametrize("damage", [wrong_by_one, raising])
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_broken_entry_point_is_found(name, damage, sabotage, monkeypatch, capsys):
