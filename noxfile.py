@@ -63,9 +63,10 @@ def find_python(version):
 
 PYTHONS = {version: find_python(version) for version in MATRIX.values()}
 FIRST = next((version for version, path in PYTHONS.items() if path), None)
-#: Where the suite runs once more, without reading object layouts, and which tests: of the newest
-#: those which are about what is read there.
-WITHOUT_LAYOUT = {[*PYTHONS][-1]: ["-k", "trap or layout or device_put"], FIRST: []}
+#: Where tests run once more, without reading object layouts: with the oldest and the newest.
+WITHOUT_LAYOUT = {FIRST, [*PYTHONS][-1]}
+#: Which: those that are about what is read there.
+READS_LAYOUT = ["-m", "not commands and not slow", "-k", "trap or layout or device_put"]
 
 nox.options.default_venv_backend = "virtualenv"
 
@@ -133,7 +134,7 @@ def matrix(session, jax):
     session.run(*pytest, *reports, env={"JAXMARSHAL_TEST_PROFILE": profile_for(python)})
     if python in WITHOUT_LAYOUT:
         session.run(
-            *pytest, "-m", "not commands and not slow", *WITHOUT_LAYOUT[python],
+            *pytest, *READS_LAYOUT,
             env={"JAXMARSHAL_TEST_PROFILE": "quick", "JAXMARSHAL_OBJECT_LAYOUT": "off"},
         )  # fmt: skip
     record(python, jax, "TESTED", f"with JAX {jax}")
