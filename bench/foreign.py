@@ -128,14 +128,15 @@ def google_benchmark(rows: list[Row]) -> types.ModuleType:
     return module
 
 
-def load(path: str) -> list[Row]:
-    """The rows of a file."""
+def load(path: str) -> tuple[Any, list[Row]]:
+    """A file as a module, and its rows."""
     rows: list[Row] = []
     sys.modules["google_benchmark"] = google_benchmark(rows)
     spec = importlib.util.spec_from_file_location("foreign", path)
     assert spec is not None and spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    return rows
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, rows
 
 
 def measure(row: Row, arguments: list[int], rounds: int, seconds: float) -> list[list[float]]:
@@ -162,7 +163,7 @@ def main() -> None:
     options = parser.parse_args()
     print("| row | JAX µs | jaxmarshal µs | × faster | noise | |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for row in load(options.file):
+    for row in load(options.file)[1]:
         if not re.search(options.rows, row.name):
             continue
         for arguments in row.sets or [[]]:

@@ -44,6 +44,36 @@ def column_major() -> jax.Array:
     return jax.dlpack.from_dlpack(aligned((4, 3)).T)
 
 
+def deleted_array() -> jax.Array:
+    """An array without its data."""
+    array = jax.device_put(aligned(8))
+    array.delete()
+    return array
+
+
+def named(*spec: Any) -> jax.sharding.NamedSharding:
+    """All devices, along one axis that is called x."""
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("x",))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+
+
+def transfer_log(capfd: Any) -> list[str]:
+    """The lines that the runtime logged about transfers, without time and place."""
+    return [
+        line.split("]", 1)[1] for line in capfd.readouterr().err.splitlines() if "transfer" in line
+    ]
+
+
+@contextlib.contextmanager
+def without_jaxmarshal() -> Iterator[None]:
+    """Plain JAX for a while, in a test that runs with everything installed."""
+    jaxmarshal.uninstall()
+    try:
+        yield
+    finally:
+        jaxmarshal.install()
+
+
 def counts(entry: str = "device_put") -> tuple[int, dict[str, int]]:
     """(hits, misses by reason) since the last `reset_stats()`."""
     found = jaxmarshal.stats()[entry]

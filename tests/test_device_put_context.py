@@ -17,7 +17,7 @@ from jax._src import util
 from jax.sharding import NamedSharding, PartitionSpec
 from observe import observe
 from samples import TRANSFORMS, device, mesh_of, odd_values, targets
-from support import aligned, config_updated, counts, same_as_jax
+from support import aligned, config_updated, counts, same_as_jax, transfer_log
 
 import jaxmarshal
 
@@ -210,13 +210,6 @@ def guarded(what, kind, level):
     return level != "allow" and kind in concerned.get(what, ())
 
 
-def log_lines(capfd):
-    """The lines that the runtime logged about transfers, without time and place."""
-    return [
-        line.split("]", 1)[1] for line in capfd.readouterr().err.splitlines() if "transfer" in line
-    ]
-
-
 @pytest.mark.parametrize("what", list(GUARDED))
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("level", LEVELS)
@@ -236,7 +229,7 @@ def test_transfer_guard(what, kind, level, capfd):
                                            put(argument, place)))]
             except Exception as error:
                 result = [type(error), str(error)]
-        return result, log_lines(capfd)
+        return result, transfer_log(capfd)
 
     expected = outcome(jax.device_put)
     jaxmarshal.reset_stats()

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from jax._src import dispatch as reference
 from jax._src.interpreters import pxla
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 from observe import observe
+from support import aligned, deleted_array, named
 
 import jaxmarshal
 from jaxmarshal import _reference, dispatch
@@ -130,19 +131,6 @@ def test_installing_changes_nothing_here():
 Semantics = reference.ArrayCopySemantics
 
 
-def named(*spec):
-    return NamedSharding(jax.sharding.Mesh(jax.devices(), ("x",)), PartitionSpec(*spec))
-
-
-def host(n=8):
-    """An array whose data start on a multiple of 64: whether JAX copies depends on it."""
-    block = np.zeros(4 * n + 64, np.uint8)
-    start = -block.ctypes.data % 64
-    made = block[start : start + 4 * n].view(np.float32)
-    made[...] = np.arange(n)
-    return made
-
-
 def call(put, xs, devices, semantics=Semantics.REUSE_INPUT, srcs=None, as_type=tuple):
     """The flat entry point with one semantics for all arguments."""
     return put(
@@ -153,21 +141,21 @@ def call(put, xs, devices, semantics=Semantics.REUSE_INPUT, srcs=None, as_type=t
 
 CALLS = {
     "no argument": lambda: ([], []),
-    "one ndarray": lambda: ([host()], [None]),
-    "one ndarray to a device": lambda: ([host()], [jax.devices()[3]]),
-    "an ndarray to many devices": lambda: ([host()], [named("x")]),
+    "one ndarray": lambda: ([aligned(8)], [None]),
+    "one ndarray to a device": lambda: ([aligned(8)], [jax.devices()[3]]),
+    "an ndarray to many devices": lambda: ([aligned(8)], [named("x")]),
     "a scalar": lambda: ([2.5], [None]),
     "a target each": lambda: (
-        [host(), 1, np.float16(2), True, host(16)],
+        [aligned(8), 1, np.float16(2), True, aligned(16)],
         [None, jax.devices()[1], None, named(), named("x")],
     ),
-    "many": lambda: ([host(i) for i in range(40)], [None] * 40),
+    "many": lambda: ([aligned(i) for i in range(40)], [None] * 40),
     "arrays that stay": lambda: ([jax.numpy.zeros(3)] * 2, [None, None]),
     "an array to its own device": lambda: (
-        [jax.device_put(host(), jax.devices()[2])], [SingleDeviceSharding(jax.devices()[2])],
+        [jax.device_put(aligned(8), jax.devices()[2])], [SingleDeviceSharding(jax.devices()[2])],
     ),
     "an array to another device": lambda: ([jax.numpy.zeros(3)], [jax.devices()[4]]),
-    "an array to many devices": lambda: ([jax.device_put(host(), named())], [named("x")]),
+    "an array to many devices": lambda: ([jax.device_put(aligned(8), named())], [named("x")]),
 }  # fmt: skip
 
 
@@ -192,19 +180,13 @@ def test_results_are_the_reference(name, as_type):
 FAILURES = {
     "a type": (lambda: (["text"], [None]), "unknown_type"),
     "a value": (lambda: ([2**70], [None]), "value"),
-    "a target": (lambda: ([host()], ["cpu"]), "target"),
-    "too few targets": (lambda: ([host(), host()], [None]), "tree"),
-    "a sharding that does not divide": (lambda: ([host(3)], [named("x")]), "not_recorded"),
+    "a target": (lambda: ([aligned(8)], ["cpu"]), "target"),
+    "too few targets": (lambda: ([aligned(8), aligned(8)], [None]), "tree"),
+    "a sharding that does not divide": (lambda: ([aligned(3)], [named("x")]), "not_recorded"),
     "a deleted array": (
         lambda: ([deleted_array()], [jax.devices()[1]]), "deleted"
     ),
 }  # fmt: skip
-
-
-def deleted_array():
-    array = jax.device_put(host())
-    array.delete()
-    return array
 
 
 @pytest.mark.parametrize("name", FAILURES)
@@ -217,8 +199,8 @@ def test_errors_are_the_reference(name):
         return observe(lambda xs: call(put, xs, devices), xs)
 
     # What is known of scalars and targets is recorded, so that the reason is the argument's own.
-    call(dispatch.batched_device_put_impl, [1, host(), jax.numpy.zeros(8)], [None] * 3)
-    call(dispatch.batched_device_put_impl, [host()], [jax.devices()[1]])
+    call(dispatch.batched_device_put_impl, [1, aligned(8), jax.numpy.zeros(8)], [None] * 3)
+    call(dispatch.batched_device_put_impl, [aligned(8)], [jax.devices()[1]])
     expected = outcome(reference.batched_device_put_impl)
     jaxmarshal.reset_stats()
     assert outcome(dispatch.batched_device_put_impl) == expected
@@ -231,7 +213,7 @@ def test_other_semantics_are_the_reference(semantics):
     """Copies that were asked for, and donations, are not the fast path's."""
 
     def outcome(put):
-        xs = [jax.device_put(host(), jax.devices()[1])]
+        xs = [jax.device_put(aligned(8), jax.devices()[1])]
         return observe(
             lambda xs: call(put, xs, [jax.devices()[1]], getattr(Semantics, semantics)), xs
         )
@@ -246,6 +228,6 @@ def test_wrong_keywords():
     """The parameters are the reference's, and all of them are needed."""
     for put in (reference.batched_device_put_impl, dispatch.batched_device_put_impl):
         with pytest.raises(TypeError):
-            put(host(), devices=(None,), srcs=(None,))
+            put(aligned(8), devices=(None,), srcs=(None,))
         with pytest.raises(TypeError):
-            put(host(), devices=(None,), srcs=(None,), copy_semantics=(None,), more=1)
+            put(aligned(8), devices=(None,), srcs=(None,), copy_semantics=(None,), more=1)

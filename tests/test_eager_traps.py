@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import warnings
 import weakref
@@ -17,7 +18,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.sharding import NamedSharding, PartitionSpec
 from observe import observe
-from support import aligned
+from support import aligned, transfer_log, without_jaxmarshal
 
 import jaxmarshal
 
@@ -40,11 +41,8 @@ def same(call, *args, context=None, turns=5, **kwargs):
     context = {} if context is None else {"context": context}
     for _ in range(turns):
         found = observe(call, *args, **context, **kwargs)
-        jaxmarshal.uninstall()
-        try:
+        with without_jaxmarshal():
             expected = observe(call, *args, **context, **kwargs)
-        finally:
-            jaxmarshal.install()
         assert found == expected
 
 
@@ -318,24 +316,18 @@ def test_primitives_that_bind_themselves():
 
 def test_trap_4_transfer_logs(capfd):
     """Trap 4: where transfers are logged, each is, in the words of the reference."""
-    logged = []
-
     def lines():
         jax.clear_caches()    # the first transfer of a kind is logged in more words
         for call in (lambda: jnp.asarray(X), lambda: lax.neg(X), lambda: jnp.full(2, 1.5)):
             for _ in range(4):
                 with jax.transfer_guard("log"):
                     call()
-        return [line.partition("] ")[2] for line in capfd.readouterr().err.splitlines()]
+        return transfer_log(capfd)
 
-    logged.append(lines())
-    jaxmarshal.uninstall()
-    try:
-        logged.append(lines())
-    finally:
-        jaxmarshal.install()
-    assert len(logged[0]) >= 12
-    assert logged[0] == logged[1]
+    found = lines()
+    assert len(found) >= 12
+    with without_jaxmarshal():
+        assert found == lines()
 
 
 def test_programs_effects_and_keys():
@@ -411,6 +403,30 @@ def test_trap_13_threads():
     for thread in threads:
         thread.join()
     assert not failed
+
+
+def test_trap_13_steps_of_another_thread():
+    """Trap 13: what another thread does while the steps of a call are noted is not one of them."""
+    x, other = jnp.asarray(X), jnp.arange(7)
+    for _ in range(4):
+        lax.neg(other)
+
+    def work(frame, event, arg):
+        thread = threading.Thread(target=lax.neg, args=(other,))
+        sys.setprofile(None)
+        thread.start()
+        thread.join()
+
+    for _ in range(8):
+        sys.setprofile(work)
+        try:
+            found = x[1:3]
+        finally:
+            sys.setprofile(None)
+        assert np.array_equal(found, X[1:3])
+    before = hits("getitem")
+    x[1:3]
+    assert hits("getitem") == before + 1
 
 
 def test_unhashable_parameters():

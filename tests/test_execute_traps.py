@@ -18,7 +18,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from observe import observe
 from recipes import aligned
-from support import ADDRESSES_COME_BACK
+from support import ADDRESSES_COME_BACK, without_jaxmarshal
 
 import jaxmarshal
 from jaxmarshal import _plan, _reference
@@ -49,11 +49,8 @@ def warm(owner, *args):
 
 def observe_reference(call, *args, **kwargs):
     """The same observation with nothing of jaxmarshal in place, also further down the call."""
-    jaxmarshal.uninstall()
-    try:
+    with without_jaxmarshal():
         return observe(call, *args, **kwargs)
-    finally:
-        jaxmarshal.install()
 
 
 def column_major(data):

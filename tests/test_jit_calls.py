@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import gc
+import itertools
 import threading
 
 import jax
@@ -166,6 +167,40 @@ def test_trap_13_a_list_that_another_thread_changes():
     finally:
         stop.set()
         thread.join()
+
+
+@pytest.mark.parametrize("make_call", [
+    lambda: jaxmarshal.device_put,
+    lambda: jaxmarshal.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree)),
+])
+@pytest.mark.parametrize("make", [
+    lambda x: [{"a": x, "b": x} for _ in range(10)],
+    lambda x: {str(i): x for i in range(10)},
+])
+def test_trap_13_arguments_that_a_collection_empties(make_call, make):
+    """Trap 13: Python 3.11 collects garbage, and so calls others, where a container is made."""
+    x = jnp.ones(3)
+
+    def empty(phase, info):
+        items.clear()
+
+    threshold = gc.get_threshold()
+    for turns, allocations in itertools.product((1, 3), range(1, 15)):
+        call = make_call()
+        for _ in range(turns):
+            expected = call(make(x))
+        items = make(x)
+        gc.collect()
+        gc.callbacks.append(empty)
+        gc.set_threshold(allocations)
+        try:
+            found = call(items)
+        finally:
+            gc.set_threshold(*threshold)
+            gc.callbacks.remove(empty)
+        assert len(found) in (0, 10)
+        found, expected = jax.tree.leaves(found), jax.tree.leaves(expected)
+        assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=False))
 
 
 # --- Reentrance ----------------------------------------------------------------------------------

@@ -381,6 +381,8 @@ def test_eval_shape_traces_once():
             function(x, n=1.5)
             with pytest.raises(TypeError, match="missing 1 required"):
                 jax.eval_shape(function, x)
+            static = jax.jit(lambda x, axis: x.sum(axis), static_argnums=1)
+            shapes[-1].append(jax.eval_shape(static, x, 0))
         assert len(traces) == 1
     assert shapes[0] == shapes[1]
 

@@ -110,7 +110,7 @@ def test_the_workflow_runs_what_a_change_must_pass():
     workflow = (REPOSITORY / ".github" / "workflows" / "ci.yml").read_text()
     assert re.findall(r"^ +- run: (.*)$", workflow, re.MULTILINE) == [".ci/run"]
     script = (REPOSITORY / ".ci" / "run").read_text()
-    targets = set(re.findall(r"^stage .*\bmake (\w+)", script, re.MULTILINE))
+    targets = set(re.findall(r"^(?:stage|background) .*\bmake (\w+)", script, re.MULTILINE))
     assert {"test", "matrix", "lint", "docs", "dist"} <= targets
 
 

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 from observe import observe
-from support import aligned, column_major, counts
+from support import aligned, column_major, counts, deleted_array, named
 
 import jaxmarshal
 from jaxmarshal import _reference, dispatch
@@ -23,21 +23,9 @@ def single(i=0, **options):
     return SingleDeviceSharding(jax.devices()[i], **options)
 
 
-def spread(*spec):
-    """All devices, along one axis."""
-    return NamedSharding(jax.sharding.Mesh(jax.devices(), ("x",)), PartitionSpec(*spec))
-
-
 def placed(sharding, shape=(8, 4)):
     """An array that is there already."""
     return jax.device_put(aligned(shape), sharding)
-
-
-def deleted():
-    """An array without its data."""
-    array = placed(single())
-    array.delete()
-    return array
 
 
 def donated():
@@ -55,7 +43,7 @@ ARGUMENTS = {
     "host data to another device": (
         lambda: single(3), lambda: aligned(8), lambda: aligned(8), None
     ),
-    "host data to all": (lambda: spread("x"), lambda: aligned(8), lambda: aligned(8), None),
+    "host data to all": (lambda: named("x"), lambda: aligned(8), lambda: aligned(8), None),
     "another dtype": (
         single, lambda: aligned(8), lambda: aligned(8, np.int32), "not_recorded"
     ),
@@ -64,22 +52,22 @@ ARGUMENTS = {
     "an integer that does not fit": (single, lambda: 1, lambda: 2**40, "value"),
     "in place": (single, lambda: placed(single()), lambda: placed(single()), None),
     "in place on all": (
-        lambda: spread("x"), lambda: placed(spread("x")), lambda: placed(spread("x")), None
+        lambda: named("x"), lambda: placed(named("x")), lambda: placed(named("x")), None
     ),
     "from another device": (
         single, lambda: placed(single()), lambda: placed(single(2)), "sharding"
     ),
-    "from all devices": (single, lambda: placed(single()), lambda: placed(spread()), "sharding"),
+    "from all devices": (single, lambda: placed(single()), lambda: placed(named()), "sharding"),
     "split along another axis": (
-        lambda: spread("x"), lambda: placed(spread("x"), (8, 8)),
-        lambda: placed(spread(None, "x"), (8, 8)), "sharding",
+        lambda: named("x"), lambda: placed(named("x"), (8, 8)),
+        lambda: placed(named(None, "x"), (8, 8)), "sharding",
     ),
     "from pinned memory": (
         single, lambda: placed(single()), lambda: placed(single(memory_kind="pinned_host")),
         "sharding",
     ),
     "column-major": (lambda: column_major().sharding, column_major, column_major, None),
-    "deleted": (single, lambda: placed(single()), deleted, "deleted"),
+    "deleted": (single, lambda: placed(single()), deleted_array, "deleted"),
     "donated": (single, lambda: placed(single()), donated, "deleted"),
     "text": (single, lambda: aligned(8), lambda: "text", "unknown_type"),
     "a typed key": (single, lambda: aligned(8), lambda: jax.random.key(0), "key_array"),
@@ -101,7 +89,7 @@ def shard(function, sharding, x, layout=None, semantics=Semantics.REUSE_INPUT):
 @pytest.mark.parametrize("among", [False, True])
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_argument_after_a_recorded_one(name, among):
-    """Each kind of argument after another that was recorded for the same sharding."""
+    """Trap 5: each kind of argument after another that was recorded for the same sharding."""
     make_sharding, make_first, make, reason = ARGUMENTS[name]
     sharding = make_sharding()
 
@@ -129,7 +117,7 @@ def test_argument_after_a_recorded_one(name, among):
 @pytest.mark.parametrize("semantics", ["ALWAYS_COPY", "DONATE_INPUT"])
 @pytest.mark.parametrize("make", [lambda: placed(single()), lambda: aligned(8)])
 def test_semantics(semantics, make):
-    """Copies that were asked for, and donations, are not the fast path's."""
+    """Trap 5: copies that were asked for, and donations, are not the fast path's."""
     shard(dispatch.shard_args, single(), make())
     wanted = getattr(Semantics, semantics)
     expected = observe(lambda x: shard(_reference.shard_args, single(), x, None, wanted), make())
@@ -156,7 +144,7 @@ def test_trap_1_layouts():
 
 
 def test_lengths_that_differ():
-    """As many shardings, layouts and semantics as arguments, or the reference's error."""
+    """Trap 10: as many shardings, layouts and semantics as arguments, or the reference's error."""
     for n, m, k in ((2, 1, 1), (1, 2, 1), (1, 1, 2), (0, 1, 1)):
         args = ([single()] * n, [None] * m, [Semantics.REUSE_INPUT] * k, [aligned(8)])
         expected = observe(_reference.shard_args, *args)
@@ -165,11 +153,11 @@ def test_lengths_that_differ():
 
 PUTS = {
     "one": lambda: (single(), [aligned((8, 4))], jax.devices()[:1]),
-    "one each": lambda: (spread("x"), [aligned((1, 4)) for _ in range(8)], jax.devices()),
-    "too few": lambda: (spread("x"), [aligned((1, 4))], jax.devices()),
-    "none": lambda: (spread("x"), [], []),
+    "one each": lambda: (named("x"), [aligned((1, 4)) for _ in range(8)], jax.devices()),
+    "too few": lambda: (named("x"), [aligned((1, 4))], jax.devices()),
+    "none": lambda: (named("x"), [], []),
     "an array": lambda: (single(), [placed(single())], jax.devices()[:1]),
-    "a deleted array": lambda: (single(), [deleted()], jax.devices()[:1]),
+    "a deleted array": lambda: (single(), [deleted_array()], jax.devices()[:1]),
     "a tuple": lambda: (single(), (aligned((8, 4)),), jax.devices()[:1]),
     "text": lambda: (single(), ["text"], jax.devices()[:1]),
     "a typed key": lambda: (single(), [jax.random.key(0)], jax.devices()[:1]),
@@ -179,7 +167,7 @@ PUTS = {
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("name", PUTS)
 def test_batched_device_put(name, committed):
-    """`pxla.batched_device_put` with what it is made for, and what it is not."""
+    """Trap 5: `pxla.batched_device_put` with what it is made for, and what it is not."""
     aval = _reference.ShapedArray((8, 4), np.dtype(np.float32))
 
     def outcome(function):

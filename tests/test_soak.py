@@ -15,14 +15,16 @@ sys.path.insert(0, str(SOAK))
 
 import guards  # noqa: E402
 
+GUARDS = guards.guards()
 
-@pytest.mark.parametrize("guard", guards.guards(), ids=lambda guard: guard.what)
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.what)
 def test_guards_are_where_they_are_said_to_be(guard):
     """`make guards` finds the text of each guard once, takes something out, and knows its tests."""
     text = (ROOT / guard.path).read_text(encoding="utf-8")
     assert guard.without(text) != text
     assert guard.tests
-    assert set(guard.also) <= {other.what for other in guards.guards()}
+    assert set(guard.also) <= {other.what for other in GUARDS}
     for test in guard.tests:
         file, _, name = test.partition("::")
         assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")

@@ -321,14 +321,18 @@ ctypedef int (*match_function)(PyObject*, Walk*) noexcept
 
 
 cdef int _find_positions(dict mapping, Step* node) except -1:
-    """Remember where the keys are in a dict that has just matched."""
+    """Remember where the keys are in a dict that has just matched.
+
+    What a garbage collection calls may change it on the way: a place is only where to look first.
+    """
     cdef Py_ssize_t i
-    cdef dict rank = {key: i for i, key in enumerate(mapping)}
+    cdef list present = PyDict_Keys(mapping)
+    cdef dict rank = {key: i for i, key in enumerate(present)}
     cdef Py_ssize_t* positions = <Py_ssize_t*>malloc(max(node.n, 1) * sizeof(Py_ssize_t))
     if positions == NULL:
         raise MemoryError()
     for i in range(node.n):
-        positions[i] = rank[(<list>node.data)[i]]
+        positions[i] = rank.get((<list>node.data)[i], 0)
     node.positions = positions
     JM_COUNT_HEAP(&counters, 1)
     return 0
