@@ -7,12 +7,12 @@ from jaxmarshal._classify cimport Py_TYPE
 from jaxmarshal._context cimport Context
 from jaxmarshal._counters cimport counters
 from jaxmarshal._errors cimport propagate
+from jaxmarshal._guard cimport begin, end
 from jaxmarshal._intake cimport jm_intake
-from jaxmarshal._plan cimport Plan, Plans, begin, build_results, end, run
+from jaxmarshal._match cimport Walk, match, match_array
+from jaxmarshal._plan cimport Plan, Plans, build_results, run
 from jaxmarshal._stats cimport HIT, NOT_RECORDED
-from jaxmarshal._tree cimport (
-    REGISTRY_NODE, Structure, Walk, flatten, match, match_array, move_structure
-)
+from jaxmarshal._tree cimport REGISTRY_NODE, Structure, flatten, move_structure
 
 cdef extern from *:
     """

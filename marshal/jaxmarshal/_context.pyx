@@ -13,16 +13,11 @@ cdef extern from "jaxmarshal/config_state.h":
     ctypedef struct PyTypeObject:
         traverseproc tp_traverse
 
-cdef extern from "jaxmarshal/dict.h":
+cdef extern from "jaxmarshal/containers.h":
+    PyObject** jm_tuple_items(object items) noexcept
     PyObject* jm_dict_value(object mapping, object name, Py_ssize_t* position) except? NULL
 
 cdef extern from *:
-    """
-    static inline PyObject **jm_tuple_items(PyObject *tuple) {
-        return ((PyTupleObject *)tuple)->ob_item;
-    }
-    """
-    PyObject** jm_tuple_items(object items) noexcept
     object PyObject_CallNoArgs(object callable)
 
 cdef enum:

@@ -20,11 +20,10 @@ from jaxmarshal._classify cimport (
 )
 from jaxmarshal._context cimport Context, post_hook_is_set, running_context
 from jaxmarshal._counters cimport counters
+from jaxmarshal._guard cimport begin, end, failed_words
 from jaxmarshal._intake cimport jm_intake
 from jaxmarshal._make_plan cimport make_plan, record_host_arguments
-from jaxmarshal._plan cimport (
-    Plan, Plans, begin, check_transfers, end, failed_words, keep_plan, plans_of, set_results
-)
+from jaxmarshal._plan cimport Plan, Plans, check_transfers, keep_plan, plans_of, set_results
 from jaxmarshal._records cimport REFUSED
 from jaxmarshal._stats cimport (
     CONTEXT, EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, TREE, UNSUPPORTED, count_miss,
@@ -34,13 +33,10 @@ from jaxmarshal._tree cimport Structure, free_structure, init_structure
 
 from jaxmarshal import _reference
 
-cdef extern from *:
-    """
-    static inline PyObject **jm_tuple_items(PyObject *tuple) {
-        return ((PyTupleObject *)tuple)->ob_item;
-    }
-    """
+cdef extern from "jaxmarshal/containers.h":
     PyObject** jm_tuple_items(object items) noexcept
+
+cdef extern from *:
     object PyObject_Call(object function, object args, PyObject* kwargs)
 
 cdef enum:

@@ -6,9 +6,10 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF
 from jaxmarshal._argtable cimport jm_slot, jm_table
 from jaxmarshal._classify cimport JM_ARRAY, JM_KEY_ARRAY, jm_kind_is_host
 from jaxmarshal._context cimport Context
+from jaxmarshal._guard cimport take_base_array
 from jaxmarshal._intake cimport jm_guard
 from jaxmarshal._layout cimport array_layout_is_default
-from jaxmarshal._plan cimport Plan, take_base_array
+from jaxmarshal._plan cimport Plan
 from jaxmarshal._records cimport CUSTOM_LAYOUT, REFUSED, ensure_recorded
 from jaxmarshal._stats cimport CONTEXT, DELETED, EXECUTABLE, HIT, KEY_ARRAY, LAYOUT, SHARDING
 

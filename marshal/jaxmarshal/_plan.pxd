@@ -1,4 +1,4 @@
-"""Plans: a loaded executable with everything prepared, and the guard that says when it applies.
+"""Plans: a loaded executable with everything prepared, and the words that say when it applies.
 
 A plan is recorded from a call that the reference has just performed and belongs to the object it
 was recorded for (its *owner*: a Compiled, a MeshExecutable, an ExecuteReplicated or a jitted
@@ -8,7 +8,6 @@ its place.
 """
 
 from cpython.object cimport PyObject
-from jaxmarshal._argtable cimport jm_slot, jm_table
 from jaxmarshal._context cimport Context
 from jaxmarshal._intake cimport jm_guard, jm_intake
 from jaxmarshal._tree cimport Structure
@@ -58,17 +57,6 @@ cdef list with_plan(list plans, Plan plan)
 # The same as `keep_plan` where the plans of an owner are at hand.
 cdef int add_plan(Plans plans, Plan plan, int reason) except -1
 
-# Begin to take the arguments of a call for this plan, in order, with `jm_take`: the guard. Host
-# arguments and typed keys get slots in `table`, which is initialised and empty. `by_pointer` skips
-# comparisons by equality. Once it has returned, `end` has to be called, whatever follows.
-cdef int begin(Plan plan, jm_intake* intake, jm_table* table, bint by_pointer) except -1
-
-# Release the arguments that were taken and empty the table.
-cdef void end(jm_intake* intake) noexcept
-
-# Where and why an argument did not pass: (its number or -1, recorded word, found word).
-cdef tuple failed_words(jm_intake* intake)
-
 # When every argument was taken: GUARD if host arguments have to pass a transfer guard, or HIT.
 cdef int check_transfers(jm_intake* intake) except -1
 
@@ -83,6 +71,3 @@ cdef PyObject* build_results(Plan plan, PyObject* results) except NULL
 
 # Have `build_results` make trees of this structure. 0 where the plan has not as many results.
 cdef bint set_results(Plan plan, object treedef) except -1
-
-# Put the base array of a typed key into its slot. 0 if that is no ArrayImpl.
-cdef bint take_base_array(jm_slot* slot) except -1

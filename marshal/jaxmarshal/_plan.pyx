@@ -1,34 +1,22 @@
-"""Plans: keeping, guarding and running them."""
+"""Plans: keeping and running them."""
 
-from cpython.object cimport PyObject, PyTypeObject
+from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
-from cpython.tuple cimport PyTuple_New
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 import weakref
 
-from jaxmarshal._argtable cimport (
-    JM_COUNT_BUFFER_READ, jm_slot, jm_table, jm_table_clear, push_argument
-)
-from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_KEY_ARRAY, Py_TYPE, classify, jm_kind_is_argument, jm_kind_is_host,
-    jm_kind_of_type, types
-)
-from jaxmarshal._context cimport Context, on_forget, transfers_unguarded
+from jaxmarshal._argtable cimport jm_slot
+from jaxmarshal._classify cimport jm_kind_is_host
+from jaxmarshal._context cimport on_forget, transfers_unguarded
 from jaxmarshal._counters cimport counters, jm_counters
 from jaxmarshal._errors cimport propagate
-from jaxmarshal._intake cimport jm_guard, jm_intake, jm_words_are_known
-from jaxmarshal._layout cimport (
-    array_aval, array_buffer, array_committed, array_layout_is_default, array_sharding, layout
-)
-from jaxmarshal._records cimport (
-    LeafPlan, TargetPlan, find_target, put_host, records_of, resolve_host
-)
-from jaxmarshal._stats cimport (
-    AVAL, COMMITTED, DELETED, GUARD, HIT, KEY_ARRAY, LAYOUT, NOT_RECORDED, SHARDING
-)
+from jaxmarshal._intake cimport jm_guard, jm_intake
+from jaxmarshal._layout cimport array_buffer
+from jaxmarshal._records cimport TargetPlan, put_host
+from jaxmarshal._stats cimport DELETED, GUARD, HIT
 from jaxmarshal._tree cimport LEAVES, free_structure, init_structure, rebuild, record_treedef
 
 from jaxmarshal import _reference
@@ -36,23 +24,15 @@ from jaxmarshal import _reference
 cdef extern from *:
     """
     #define JM_COUNT_PLANS(counters, by) JM_COUNT(counters, live_plans, by)
-    static inline PyObject **jm_list_items(PyObject *list) {
-        return ((PyListObject *)list)->ob_item;
-    }
-    static inline PyObject **jm_tuple_items(PyObject *tuple) {
-        return ((PyTupleObject *)tuple)->ob_item;
-    }
     """
     void JM_COUNT_PLANS(jm_counters* counters, int by) noexcept
-    PyObject** jm_list_items(object items) noexcept
-    PyObject** jm_tuple_items(object items) noexcept
     PyObject* PyObject_CallOneArg(PyObject* function, PyObject* arg) noexcept
     PyObject* PyObject_Vectorcall(
         PyObject* function, PyObject** args, size_t n, PyObject* names
     ) noexcept
 
-# As `jm_intake` holds it; see `_errors`.
-ctypedef int (*look_function)(jm_intake*, PyObject*) noexcept
+cdef extern from "jaxmarshal/containers.h":
+    PyObject** jm_list_items(object items) noexcept
 
 cdef enum:
     RECENT_OWNERS = 256    # a power of two
@@ -63,8 +43,6 @@ cdef enum:
 
 cdef object _consume = _reference.consume_results
 cdef object _collect_garbage = _reference.collect_garbage
-cdef object _array_type = _reference.ArrayImpl
-cdef object _key_type = _reference.PRNGKeyArray
 cdef object _runtime_error = _reference.JaxRuntimeError
 cdef long long _runs = 0
 
@@ -179,197 +157,6 @@ on_forget(forget)
 def live_owners() -> int:
     """How many objects have plans now; for tests."""
     return len(_owners)
-
-
-# --- The guard -----------------------------------------------------------------------------------
-
-cdef inline bint _same(PyObject** recorded, object found) except -1:
-    """By pointer first; then by equality, which makes `found` the recorded object."""
-    cdef object known
-    cdef PyObject* old
-    if recorded[0] == <PyObject*>found:
-        return True
-    known = <object>recorded[0]    # held: a comparison may let another thread adopt a pointer
-    if type(known) is not type(found) or not (known == found):
-        return False
-    Py_INCREF(found)
-    old = recorded[0]
-    recorded[0] = <PyObject*>found
-    Py_DECREF(<object>old)
-    return True
-
-
-cdef int _check_array(jm_guard* guard, object array) except -1:
-    cdef void* buffer
-    if not _same(&guard.aval, array_aval(array)):
-        return DELETED if array_buffer(array) == NULL else <int>AVAL
-    if not _same(&guard.where, array_sharding(array)):
-        return DELETED if array_buffer(array) == NULL else <int>SHARDING
-    if array_committed(array) != guard.committed:
-        return COMMITTED
-    # Read here: what was just compared may have run code that deletes arrays.
-    buffer = array_buffer(array)
-    JM_COUNT_BUFFER_READ(&counters)
-    if buffer == NULL:
-        return DELETED
-    if guard.input >= 0 and not array_layout_is_default(array, buffer):
-        return LAYOUT
-    return HIT
-
-
-cdef int _check_key(jm_guard* guard, jm_slot* slot) except -1:
-    """A typed key is its implementation and a base array, which goes to the executable."""
-    cdef object key = <object>slot.obj
-    if not take_base_array(slot):
-        return KEY_ARRAY
-    if <PyObject*>key._impl != guard.impl:
-        return AVAL
-    return _check_array(guard, <object>slot.ready)
-
-
-cdef bint take_base_array(jm_slot* slot) except -1:
-    base = (<object>slot.obj)._base_array
-    if type(base) is not _array_type:
-        return False
-    slot.buffer = array_buffer(base)
-    Py_INCREF(base)
-    Py_XDECREF(slot.ready)
-    slot.ready = <PyObject*>base
-    return True
-
-
-cdef int _check_host(jm_guard* guard, jm_slot* slot, Context context) except -1:
-    cdef TargetPlan target
-    cdef int reason
-    target = find_target(records_of(context), <object>guard.where)
-    if target is None:
-        return NOT_RECORDED
-    reason = resolve_host(slot, target)
-    if reason:
-        return reason
-    aval = (<LeafPlan>slot.plan).aval
-    wanted = <object>guard.aval
-    if (
-        aval.dtype != wanted.dtype or aval.shape != wanted.shape
-        or aval.weak_type != wanted.weak_type
-    ):
-        return AVAL
-    Py_INCREF(target)
-    slot.target = <PyObject*>target
-    return HIT
-
-
-cdef inline void _set_input(jm_intake* intake, jm_guard* guard, PyObject* array) noexcept:
-    if guard.input >= 0:
-        Py_INCREF(<object>array)
-        intake.inputs[guard.input] = array
-
-
-cdef int _take_array(jm_intake* intake, object array) except -1:
-    cdef int reason = _check_array(intake.guard, array)
-    if reason == HIT:
-        _set_input(intake, intake.guard, <PyObject*>array)
-    return reason
-
-
-cdef int _take_other(jm_intake* intake, object obj, int kind) except -1:
-    """A typed key, or host data, which are placed once every argument has passed."""
-    cdef jm_slot* slot
-    cdef int reason
-    cdef jm_guard* guard = intake.guard
-    push_argument(intake.table, obj, kind, NULL)
-    slot = &intake.table.slots[intake.table.count - 1]
-    slot.number = guard - (<Plan>intake.plan).guards
-    if kind != JM_KEY_ARRAY:
-        return _check_host(guard, slot, (<Plan>intake.plan).context)
-    reason = _check_key(guard, slot)
-    if reason == HIT:
-        _set_input(intake, guard, slot.ready)
-    return reason
-
-
-cdef int _look(jm_intake* intake, PyObject* obj) except -1:
-    """Look closer at an argument whose words did not match; see `jm_intake`."""
-    cdef int kind = classify(obj), wanted = intake.guard.kind, reason
-    if not jm_kind_is_argument(kind):
-        return 0
-    if kind == JM_ARRAY and wanted == JM_ARRAY:
-        reason = _take_array(intake, <object>obj)
-    elif (kind == JM_KEY_ARRAY) == (wanted == JM_KEY_ARRAY) and kind != JM_ARRAY and (
-        wanted != JM_ARRAY
-    ):
-        reason = _take_other(intake, <object>obj, kind)
-    else:
-        reason = NOT_RECORDED
-    if reason:
-        intake.reason = reason
-        Py_INCREF(<object>obj)
-        intake.found = obj
-        return 0
-    intake.guard += 1
-    return 1
-
-
-cdef int _look_at_others(jm_intake* intake, PyObject* obj) except -1:
-    """The same where avals and shardings that are equal but another object do not count."""
-    if jm_kind_of_type(&types, Py_TYPE(obj)) == JM_ARRAY:
-        intake.reason = NOT_RECORDED
-        return 0
-    return _look(intake, obj)
-
-
-cdef int begin(Plan plan, jm_intake* intake, jm_table* table, bint by_pointer) except -1:
-    cdef Py_ssize_t i
-    cdef tuple inputs = PyTuple_New(plan.inputs)    # quicker to make than a list
-    Py_INCREF(inputs)
-    intake.tuple = <PyObject*>inputs
-    intake.inputs = jm_tuple_items(inputs)
-    intake.layout = &layout
-    intake.array_type = NULL
-    if jm_words_are_known(&layout):
-        intake.array_type = <PyTypeObject*>_array_type
-    intake.guard = plan.guards
-    intake.end = plan.guards + plan.count
-    intake.table = table
-    intake.plan = <void*>plan
-    intake.found = NULL
-    intake.reason = HIT
-    intake.look = <look_function>(_look_at_others if by_pointer else _look)
-    if plan.constants is not None:
-        for i, array in enumerate(plan.constants):
-            Py_INCREF(array)
-            intake.inputs[i] = <PyObject*>array
-    return 0
-
-
-cdef void end(jm_intake* intake) noexcept:
-    Py_XDECREF(intake.tuple)
-    Py_XDECREF(intake.found)
-    jm_table_clear(intake.table)
-
-
-cdef tuple failed_words(jm_intake* intake):
-    cdef jm_guard* guard = intake.guard
-    cdef int reason = intake.reason
-    cdef Py_ssize_t number = guard - (<Plan>intake.plan).guards
-    if intake.found == NULL:
-        return (-1, None, None)
-    found = <object>intake.found
-    if guard.kind == JM_KEY_ARRAY and type(found) is _key_type:
-        if reason == AVAL and <PyObject*>found._impl != guard.impl:
-            return (number, <object>guard.impl, found._impl)
-        found = found._base_array
-    if reason == AVAL:
-        return (number, <object>guard.aval, _reference.abstractify(found))
-    if reason == SHARDING:
-        return (number, <object>guard.where, found.sharding)
-    if reason == COMMITTED:
-        return (number, bool(guard.committed), found.committed)
-    if reason == LAYOUT:
-        return (number, "the default layout", found.format.layout)
-    if reason == DELETED:
-        return (number, "a live array", "a deleted array")
-    return (number, None, type(found))
 
 
 # --- Running -------------------------------------------------------------------------------------

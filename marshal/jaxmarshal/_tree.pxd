@@ -8,7 +8,6 @@ them as often as the reference does. The order of leaves and of dict keys is tha
 
 from cpython.object cimport PyObject
 from jaxmarshal._argtable cimport jm_table
-from jaxmarshal._intake cimport jm_intake
 
 cdef enum Op:
     LEAVES       # n leaves in a row
@@ -65,18 +64,3 @@ cdef bint record_treedef(object treedef, Structure* structure) except -1
 # Build the tree. Its leaves are at `leaf` and every `stride` bytes from there; borrowed.
 # Raises what node constructors raise.
 cdef object rebuild(Structure* structure, PyObject** leaf, size_t stride)
-
-# A walk through objects that should have a recorded structure, taking their leaves on the way.
-ctypedef struct Walk:
-    jm_intake* intake
-    Step* step           # the next one
-    Step* end            # after the last one
-    Py_ssize_t leaves    # of a run of leaves, those still to come
-
-# Take the leaves of `obj` if its nodes are those of the walk's next steps. Returns 1 on a match;
-# 0 otherwise, or when the intake refused a leaf. Runs code of the user's for custom nodes only.
-# Raises as `flatten` does, and what the intake raises.
-cdef int match(PyObject* obj, Walk* walk) except -1
-
-# The same for `n` objects in a row, which the caller keeps alive and in place.
-cdef int match_array(PyObject** items, Py_ssize_t n, Walk* walk) except -1

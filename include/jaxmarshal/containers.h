@@ -1,8 +1,17 @@
 /* Looking into a dict where something was found before: no hashing, only public API. */
-#ifndef JAXMARSHAL_DICT_H
-#define JAXMARSHAL_DICT_H
+#ifndef JAXMARSHAL_CONTAINERS_H
+#define JAXMARSHAL_CONTAINERS_H
 
 #include <Python.h>
+
+/* The items of a tuple or list, borrowed; those of a list stay only until Python code runs. */
+static inline PyObject **jm_tuple_items(PyObject *tuple) {
+    return ((PyTupleObject *)tuple)->ob_item;
+}
+
+static inline PyObject **jm_list_items(PyObject *list) {
+    return ((PyListObject *)list)->ob_item;
+}
 
 /* The value at a remembered position if its key is still that very object, borrowed; NULL says
    nothing: the caller looks it up. Positions are those of PyDict_Next; in a dict from which nothing
