@@ -37,7 +37,9 @@ IN_SDIST = ("PKG-INFO", "LICENSE", "README.md", "setup.py", "pyproject.toml", "t
 BUILT_IN = sorted(
     {str(Path.home()), str(Path(__file__).resolve().parents[1]), tempfile.gettempdir()} - {"/"}
 )
-NOT_IN_SDIST = re.compile(r"\.(so|pyd|pyc|o)$|/(build|dist|\.git)/|/\.venv")
+NOT_IN_SDIST = re.compile(
+    r"\.(so|pyd|pyc|o)$|/(build|dist|\.git|\.benchmarks|\.hypothesis|\.\w+_cache)/|/\.venv"
+)
 
 
 def wheel_faults(path: Path) -> list[str]:
