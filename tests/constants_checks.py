@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from executed import counts, observe_reference
 from jitted import on, spread
 from observe import observe
-from test_execute_traps import counts, observe_reference
 from test_jit_arguments import (  # noqa: F401
     test_trap_5_constants_hit,
     test_trap_5_constants_that_are_arguments,

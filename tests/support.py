@@ -39,9 +39,14 @@ def aligned(shape: Any, dtype: Any = np.float32, offset: int = 0) -> np.ndarray:
     return made
 
 
-def column_major() -> jax.Array:
-    """An array of 3 rows and 4 columns whose data lie column after column."""
-    return jax.dlpack.from_dlpack(aligned((4, 3)).T)
+def column_major(data: np.ndarray | None = None) -> jax.Array:
+    """These numbers, or 3 rows and 4 columns of some, as an array whose columns lie in a row."""
+    columns = aligned((4, 3)) if data is None else aligned(data.shape[::-1], data.dtype)
+    if data is not None:
+        columns.T[...] = data
+    array = jax.dlpack.from_dlpack(columns.T)
+    assert array.format.layout.major_to_minor == (1, 0)
+    return array
 
 
 def deleted_array() -> jax.Array:

@@ -10,8 +10,7 @@ from jax._src import config, literals
 from jax.sharding import NamedSharding
 from jitted import DATA, P, add_one, on, several, spread, warm
 from observe import observe
-from support import aligned
-from test_execute_traps import column_major
+from support import aligned, column_major
 from twins import Twins, jit_counts
 
 # --- 5: not plain calls --------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from jax._src import config
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jitted import DATA, P, add_one, on, several, spread, warm
-from support import ADDRESSES_COME_BACK, config_updated
-from test_execute_traps import column_major
+from support import ADDRESSES_COME_BACK, column_major, config_updated
 from twins import Twins, jit_counts
 
 import jaxmarshal

@@ -7,12 +7,16 @@ arguments what it had in the beginning. Everything else is done in Python, in `j
 cimport numpy as cnp
 from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 
 from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init, push_argument
-from jaxmarshal._classify cimport JM_NDARRAY
+from jaxmarshal._classify cimport JM_NDARRAY, Py_TYPE
 from jaxmarshal._context cimport Context, current_context, transfers_unguarded
 from jaxmarshal._counters cimport counters
 from jaxmarshal._execute cimport call_flat
+from jaxmarshal._method cimport (
+    PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
+)
 from jaxmarshal._records cimport TargetPlan, find_target, put_host, records_of, resolve_host
 from jaxmarshal._stats cimport (
     GUARD, HIT, NOT_RECORDED, UNSUPPORTED, count_miss, entries, entry_number
@@ -55,12 +59,6 @@ def first_handler(object cls) -> object:
     return _first_handlers.get(cls)
 
 
-def bind_call(object check_and_call) -> None:
-    """Take over the function that performs `XlaCompiledComputation.call` in Python."""
-    global _check_and_call
-    _check_and_call = check_and_call
-
-
 def set_replaced(bint replaced) -> None:
     """Leave everything to Python while a function that it consists of has been replaced."""
     global _replaced
@@ -72,13 +70,15 @@ cdef inline bint _has_first_handler(object cls) noexcept:
     return handler != NULL and handler == PyDict_GetItem(_first_handlers, cls)
 
 
-cdef bint _have_first_handlers(tuple args) noexcept:
+cdef bint _have_first_handlers(PyObject** args, Py_ssize_t n) noexcept:
+    cdef Py_ssize_t i
     cdef bint arrays = _has_first_handler(_array_type)
-    for x in args:
-        if type(x) is _array_type:
+    for i in range(n):
+        cls = <object>Py_TYPE(args[i])
+        if cls is _array_type:
             if not arrays:
                 return False
-        elif not (_has_first_handler(type(x)) and _has_first_handler(_ndarray)):
+        elif not (_has_first_handler(cls) and _has_first_handler(_ndarray)):
             return False    # numbers become numpy arrays on their way
     return True
 
@@ -131,20 +131,48 @@ def device_put(x, device=None):
     return _put_by_handler(x, device)
 
 
-def run_execution(self, *args):
+cdef PyObject* _call_flat(
+    PyObject** args, size_t nargsf, PyObject* names, bint planned, PyObject* reference
+) except? NULL:
+    """Call a method through the plans of its object if that has some, for a tuple of results."""
+    cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf)
+    cdef PyObject* results
+    cdef tuple found
+    if not planned or names != NULL or _replaced or not _have_first_handlers(args + 1, n - 1):
+        return PyObject_Vectorcall(reference, args, nargsf, names)
+    results = call_flat(args, n, _call_entry, reference)
+    try:
+        found = tuple(<object>results)
+    finally:
+        Py_DECREF(<object>results)
+    Py_INCREF(found)
+    return <PyObject*>found
+
+
+cdef PyObject* _run_execution(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
     """`Execution.__call__`: flat arguments, not compared with anything."""
-    if _replaced or not _have_first_handlers(args):
-        return _partial_call(self, *args)
-    return tuple(call_flat(self, args, _call_entry, _partial_call))
+    return _call_flat(
+        args, nargsf, names, PyVectorcall_NARGS(nargsf) > 0, <PyObject*>_partial_call
+    )
 
 
-def call(self, *args):
-    """Run the computation with these arguments.
+cdef PyObject* _call(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    """`XlaCompiledComputation.call`."""
+    cdef bint planned = PyVectorcall_NARGS(nargsf) > 0 and (
+        (<object>args[0]).unsafe_call is (<object>args[0])._planned
+    )
+    return _call_flat(args, nargsf, names, planned, <PyObject*>_check_and_call)
 
-    Raises:
-      TypeError: where number, shapes or dtypes of the arguments that are used are not those that
-        the computation was compiled for.
-    """
-    if _replaced or self.unsafe_call is not self._planned or not _have_first_handlers(args):
-        return _check_and_call(self, *args)
-    return tuple(call_flat(self, args, _call_entry, _check_and_call))
+
+run_execution = make_method(<vectorcallfunc>_run_execution, _partial_call)
+
+
+def bind_call(object check_and_call) -> object:
+    """The accelerated `XlaCompiledComputation.call` for the one in Python."""
+    global _check_and_call
+    _check_and_call = check_and_call
+    return make_method(<vectorcallfunc>_call, check_and_call)

@@ -1,5 +1,7 @@
 """What the entry points that run executables share."""
 
+from cpython.object cimport PyObject
+
 from jaxmarshal._argtable cimport jm_table
 from jaxmarshal._call cimport Call, StaticRule
 from jaxmarshal._context cimport Context
@@ -29,9 +31,12 @@ cdef tuple probe_plans(Plans plans, Context context, Call* call)
 # Describe a call of a function with these arguments; returns what keeps its pointers alive.
 cdef tuple gather(Call* call, tuple args, dict kwargs)
 
-# Call an executable with flat arguments through the plans of `owner`, which can be weakly referred
-# to. Plans are made of the ExecuteReplicated that is `owner` or that its attribute `unsafe_call`
-# leads to, perhaps by way of others; where that ends in None, none is made. On a miss the result is
-# that of `reference(owner, *args)`, on a hit a list; either is counted under `entry`.
-# Raises what the reference raises. Needs the GIL; keeps no argument alive.
-cdef object call_flat(object owner, tuple args, int entry, object reference)
+# Call an executable with flat arguments through the plans of the first of them, the owner, which
+# can be weakly referred to. Plans are made of the ExecuteReplicated that it is or that its
+# attribute `unsafe_call` leads to, perhaps by way of others; where that ends in None, none is made.
+# On a miss the result is that of the reference for the same arguments, on a hit a list; either is
+# a new reference, and counted under `entry`. Raises what the reference raises. Needs the GIL;
+# keeps no argument alive.
+cdef PyObject* call_flat(
+    PyObject** args, Py_ssize_t n, int entry, PyObject* reference
+) except? NULL

@@ -7,7 +7,6 @@ plan is recorded.
 """
 
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
 
 from jaxmarshal._argtable cimport (
     jm_table, jm_table_free, jm_table_init, push_argument
@@ -19,10 +18,13 @@ from jaxmarshal._classify cimport (
     JM_OTHER, classify, jm_kind_is_argument, jm_kind_is_host, kind_of_unknown
 )
 from jaxmarshal._context cimport Context, post_hook_is_set, running_context
-from jaxmarshal._counters cimport counters
+from jaxmarshal._counters cimport JM_DEBUG, counters
 from jaxmarshal._guard cimport begin, end, failed_words
 from jaxmarshal._intake cimport jm_intake
 from jaxmarshal._make_plan cimport make_plan, record_host_arguments
+from jaxmarshal._method cimport (
+    PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
+)
 from jaxmarshal._plan cimport Plan, Plans, check_transfers, keep_plan, plans_of, set_results
 from jaxmarshal._records cimport REFUSED
 from jaxmarshal._stats cimport (
@@ -35,9 +37,6 @@ from jaxmarshal import _reference
 
 cdef extern from "jaxmarshal/containers.h":
     PyObject** jm_tuple_items(object items) noexcept
-
-cdef extern from *:
-    object PyObject_Call(object function, object args, PyObject* kwargs)
 
 cdef enum:
     # A plan saves some 0.28 us for each array and loses 3.6 to 5.5 us for each host argument.
@@ -78,39 +77,40 @@ cdef Context context_for_execution(Plans plans, int* reason):
     return running_context(reason)
 
 
-cdef inline object _owned(PyObject* result):
-    """A new reference as an object."""
-    found = <object>result
-    Py_DECREF(found)
-    return found
-
-
-cdef int _keep(object owner, Plan plan, int reason, jm_table* table) except -1:
+cdef int _keep(PyObject* owner, Plan plan, int reason, jm_table* table) except -1:
     """The reference has performed the call: keep the plan that was made for it, if any."""
-    if plan is not None:
-        record_host_arguments(plan, table)
-    return keep_plan(owner, plan, reason)
+    try:
+        if plan is not None:
+            record_host_arguments(plan, table)
+        keep_plan(<object>owner, plan, reason)
+    except Exception:    # no error of the user's
+        if JM_DEBUG:
+            raise
+    return 0
 
 
 # --- Flat arguments ------------------------------------------------------------------------------
 
-cdef int _fill_flat(tuple args, jm_table* table) except -1:
+cdef int _fill_flat(PyObject** args, Py_ssize_t n, jm_table* table) except -1:
+    cdef Py_ssize_t i
     cdef int kind
-    for x in args:
-        kind = classify(<PyObject*>x)
+    for i in range(n):
+        kind = classify(args[i])
         if not jm_kind_is_argument(kind):
             if kind == JM_OTHER:
-                kind = kind_of_unknown(x)
+                kind = kind_of_unknown(<object>args[i])
             return reason_of_kind(kind)
-        push_argument(table, x, kind, NULL)
+        push_argument(table, <object>args[i], kind, NULL)
     return HIT
 
 
-cdef Plan _make_flat_plan(object owner, tuple args, Context context, jm_table* table, int* reason):
+cdef Plan _make_flat_plan(
+    object owner, PyObject** args, Py_ssize_t n, Context context, jm_table* table, int* reason
+):
     """A plan for these arguments, or None with a reason."""
     cdef Plan plan
     try:
-        reason[0] = _fill_flat(args, table)
+        reason[0] = _fill_flat(args, n, table)
         if reason[0]:
             return None
         executable = owner
@@ -118,20 +118,22 @@ cdef Plan _make_flat_plan(object owner, tuple args, Context context, jm_table* t
             executable = executable.unsafe_call
         plan = make_plan(context, table, executable, None, reason)
         if plan is not None:
-            plan.positional = len(args)
+            plan.positional = n
         return plan
     except Exception:
         reason[0] = EXECUTABLE
         return None
 
 
-cdef object call_flat(object owner, tuple args, int entry, object reference):
+cdef PyObject* call_flat(
+    PyObject** args, Py_ssize_t n, int entry, PyObject* reference
+) except? NULL:
     cdef jm_table table
     cdef Call call
     cdef Plan plan
     cdef PyObject* results
     cdef int reason = HIT, refused
-    cdef Plans plans = plans_of(owner)
+    cdef Plans plans = plans_of(<object>args[0])
     cdef Context context
     if plans is None and compiling:
         reason = NOT_RECORDED
@@ -139,37 +141,58 @@ cdef object call_flat(object owner, tuple args, int entry, object reference):
         context = context_for_execution(plans, &reason)
     if reason:
         count_miss(entry, reason)
-        return reference(owner, *args)
+        return PyObject_Vectorcall(reference, args, n, NULL)
     if plans is not None:
-        call.args = jm_tuple_items(args)
-        call.n = len(args)
-        call.names = NULL
+        describe(&call, args + 1, n - 1, NULL)
         call.flat = True
         results = try_plans(plans, context, &call, &reason)
         if results != NULL:
             entries[entry].hits += 1
-            return _owned(results)
+            return results
     else:
         reason = NOT_RECORDED
     jm_table_init(&table, &counters)
     try:
-        plan = _make_flat_plan(owner, args, context, &table, &refused)
+        plan = _make_flat_plan(<object>args[0], args + 1, n - 1, context, &table, &refused)
         count_miss(entry, reason)
-        result = reference(owner, *args)
-        _keep(owner, plan, refused, &table)
-        return result
+        results = PyObject_Vectorcall(reference, args, n, NULL)
+        if results != NULL:
+            _keep(args[0], plan, refused, &table)
+        return results
     finally:
         jm_table_free(&table)
 
 
-def mesh_executable_call(self, *args):
+cdef PyObject* _call_method_flat(
+    PyObject** args, size_t nargsf, PyObject* names, int entry, PyObject* reference
+) except? NULL:
+    """Call a method that takes flat arguments by position, the object itself first."""
+    cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf)
+    if n == 0 or names != NULL:    # an error
+        return PyObject_Vectorcall(reference, args, nargsf, names)
+    return call_flat(args, n, entry, reference)
+
+
+cdef PyObject* _mesh_executable(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
     """`MeshExecutable.call`: flat arguments, checked against the executable's avals."""
-    return call_flat(self, args, _mesh_entry, _mesh_executable_call)
+    return _call_method_flat(args, nargsf, names, _mesh_entry, <PyObject*>_mesh_executable_call)
 
 
-def execute_replicated_call(self, *args):
+cdef PyObject* _execute_replicated(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
     """`ExecuteReplicated.__call__`, also known as `unsafe_call`: flat arguments."""
-    return call_flat(self, args, _replicated_entry, _execute_replicated_call)
+    return _call_method_flat(
+        args, nargsf, names, _replicated_entry, <PyObject*>_execute_replicated_call
+    )
+
+
+mesh_executable_call = make_method(<vectorcallfunc>_mesh_executable, _mesh_executable_call)
+execute_replicated_call = make_method(
+    <vectorcallfunc>_execute_replicated, _execute_replicated_call
+)
 
 
 # --- Results -------------------------------------------------------------------------------------
@@ -242,12 +265,21 @@ cdef Plan _make_tree_plan(
         free_structure(&structure)
 
 
-cdef object _call_prepared(object compiled, tuple args, dict kwargs):
-    """The reference's call, by the C++ function that its `__call__` would call in turn."""
-    call = getattr(compiled, "_call", None)
-    if call is None:    # not made yet
-        return _compiled_call(compiled, *args, **kwargs)
-    return PyObject_Call(call, args, <PyObject*>kwargs if kwargs else NULL)
+cdef object _prepared_call(object compiled):
+    """The C++ function that the reference's `__call__` makes and then calls, or None."""
+    try:
+        return compiled._call
+    except Exception:
+        return None
+
+
+# Without a check for errors: the tracebacks of what goes wrong inside are the reference's.
+cdef PyObject* _call_prepared(PyObject** args, Py_ssize_t n, PyObject* names) noexcept:
+    """The reference's call, without its Python frame where it can be."""
+    cdef object call = _prepared_call(<object>args[0])
+    if call is None:
+        return PyObject_Vectorcall(<PyObject*>_compiled_call, args, n, names)
+    return PyObject_Vectorcall(<PyObject*>call, args + 1, n - 1, names)
 
 
 cdef tuple gather(Call* call, tuple args, dict kwargs):
@@ -261,36 +293,46 @@ cdef tuple gather(Call* call, tuple args, dict kwargs):
     return values if names is None else (values, names)
 
 
-def compiled_call(self, *args, **kwargs):
+cdef PyObject* _compiled(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
     """`jax.stages.Compiled.__call__`: positional and keyword arguments, any pytree."""
     cdef jm_table table
     cdef Call call
     cdef Plan plan
-    cdef PyObject* found
-    cdef tuple _alive
+    cdef Plans plans
+    cdef Context context
+    cdef PyObject* result
+    cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf)
     cdef int reason = HIT, refused
-    cdef Plans plans = plans_of(self)
-    cdef Context context = context_for_execution(plans, &reason)
+    if n == 0 or (names != NULL and "self" in <tuple>names):    # an error
+        return PyObject_Vectorcall(<PyObject*>_compiled_call, args, nargsf, names)
+    plans = plans_of(<object>args[0])
+    context = context_for_execution(plans, &reason)
     if reason:
         count_miss(_compiled_entry, reason)
-        return _call_prepared(self, args, kwargs)
-    _alive = gather(&call, args, kwargs)
+        return _call_prepared(args, n, names)
+    describe(&call, args + 1, n - 1, names)
     if plans is not None:
-        found = try_plans(plans, context, &call, &reason)
-        if found != NULL:
+        result = try_plans(plans, context, &call, &reason)
+        if result != NULL:
             entries[_compiled_entry].hits += 1
-            return _owned(found)
+            return result
     else:
         reason = NOT_RECORDED
     jm_table_init(&table, &counters)
     try:
-        plan = _make_tree_plan(self, &call, context, &table, &refused)
+        plan = _make_tree_plan(<object>args[0], &call, context, &table, &refused)
         count_miss(_compiled_entry, reason)
-        result = _call_prepared(self, args, kwargs)
-        _keep(self, plan, refused, &table)
+        result = _call_prepared(args, n, names)
+        if result != NULL:
+            _keep(args[0], plan, refused, &table)
         return result
     finally:
         jm_table_free(&table)
+
+
+compiled_call = make_method(<vectorcallfunc>_compiled, _compiled_call)
 
 
 # --- Asking without running ----------------------------------------------------------------------

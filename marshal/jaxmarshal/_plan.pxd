@@ -33,6 +33,7 @@ cdef class Plan:
     cdef list handlers          # of the results
     cdef Structure results      # of the tree of results; empty for a flat list
     cdef bint single            # it is one leaf
+    cdef bint listed            # it is a list of leaves
     cdef long long used         # when it was last run, counted in runs of plans
     cdef object unflatten       # where only JAX can build that tree: makes it of the list, or None
 

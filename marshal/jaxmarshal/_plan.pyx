@@ -17,7 +17,9 @@ from jaxmarshal._intake cimport jm_guard, jm_intake
 from jaxmarshal._layout cimport array_buffer
 from jaxmarshal._records cimport TargetPlan, put_host
 from jaxmarshal._stats cimport DELETED, GUARD, HIT
-from jaxmarshal._tree cimport LEAVES, free_structure, init_structure, rebuild, record_treedef
+from jaxmarshal._tree cimport (
+    LEAVES, LIST_NODE, Step, free_structure, init_structure, rebuild, record_treedef
+)
 
 from jaxmarshal import _reference
 
@@ -250,6 +252,8 @@ cdef PyObject* run(Plan plan, jm_intake* intake) except? NULL:
 
 cdef PyObject* build_results(Plan plan, PyObject* results) except NULL:
     cdef object built
+    if plan.listed:
+        return results    # jaxlib has made it for this call
     if plan.single:
         built = <object>jm_list_items(<object>results)[0]
     elif plan.unflatten is not None:
@@ -262,9 +266,16 @@ cdef PyObject* build_results(Plan plan, PyObject* results) except NULL:
 
 
 cdef bint set_results(Plan plan, object treedef) except -1:
-    if treedef.num_leaves != len(plan.handlers):
+    cdef Step* steps
+    cdef Py_ssize_t n = len(plan.handlers)
+    if treedef.num_leaves != n:
         return False
     if not record_treedef(treedef, &plan.results):
         plan.unflatten = treedef.unflatten
-    plan.single = plan.results.count == 1 and plan.results.steps[0].op == LEAVES
+        return True
+    steps = plan.results.steps
+    plan.single = plan.results.count == 1 and steps[0].op == LEAVES
+    plan.listed = plan.results.count == 2 and steps[0].op == LIST_NODE and steps[0].n == n and (
+        steps[1].op == LEAVES
+    )
     return True

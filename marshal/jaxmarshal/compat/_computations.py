@@ -158,17 +158,20 @@ class XlaCompiledComputation:
         )
         return XlaCompiledComputation(None, in_avals, kept_var_idx, unsafe_call)
 
-    call = _dispatch_v0_3.call
+    @_dispatch_v0_3.bind_call
+    def call(self, *args: Any) -> Any:
+        """Run the computation with these arguments.
 
-
-def _check_and_call(computation: XlaCompiledComputation, *args: Any) -> Any:
-    """`XlaCompiledComputation.call` where no plan is at hand."""
-    specs = safe_map(arg_spec, args)
-    avals = [spec[0] for i, spec in enumerate(specs) if i in computation._kept_var_idx]
-    check_arg_avals_for_call(computation.in_avals, avals)
-    run = computation.unsafe_call
-    # A plan of its own would be recorded for the call that goes unchecked.
-    return partial.__call__(run, *args) if type(run) is Execution else run(*args)
+        Raises:
+          TypeError: where number, shapes or dtypes of the arguments that are used are not those
+            that the computation was compiled for.
+        """
+        specs = safe_map(arg_spec, args)
+        avals = [spec[0] for i, spec in enumerate(specs) if i in self._kept_var_idx]
+        check_arg_avals_for_call(self.in_avals, avals)
+        run = self.unsafe_call
+        # A plan of its own would be recorded for the call that goes unchecked.
+        return partial.__call__(run, *args) if type(run) is Execution else run(*args)
 
 
 def check_arg_avals_for_call(ref_avals: Sequence[Any], arg_avals: Sequence[Any]) -> None:
@@ -187,6 +190,3 @@ def check_arg_avals_for_call(ref_avals: Sequence[Any], arg_avals: Sequence[Any])
     raise TypeError(
         f"Computation compiled for input types:\n  {compiled_for}\ncalled with:\n  {called_with}"
     )
-
-
-_dispatch_v0_3.bind_call(_check_and_call)
