@@ -1,4 +1,4 @@
-"""Operations outside of `jit`: the traps of `bind`, of staging host data, and of replayed calls."""
+"""Operations outside of `jit`: the traps of `bind` and of replayed calls."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eager import HOST_DATA, X, hit_by, hits, same
 from jax import lax
 from jax.extend.core import Primitive
 from jax.sharding import NamedSharding, PartitionSpec
-from observe import observe
-from support import aligned, transfer_log, without_jaxmarshal
+from support import transfer_log, without_jaxmarshal
 
 import jaxmarshal
-
-ENTRIES = ("bind", "zeros", "ones", "full", "getitem")
 
 
 @pytest.fixture(autouse=True)
@@ -30,31 +28,6 @@ def installed():
     """Every test here runs with jaxmarshal installed, so that calls are written as users do."""
     with jaxmarshal.installed():
         yield
-
-
-def hits(entry):
-    return jaxmarshal.stats()[entry]["hits"]
-
-
-def same(call, *args, context=None, turns=5, **kwargs):
-    """Several calls in a row with jaxmarshal, each compared with plain JAX."""
-    context = {} if context is None else {"context": context}
-    for _ in range(turns):
-        found = observe(call, *args, **context, **kwargs)
-        with without_jaxmarshal():
-            expected = observe(call, *args, **context, **kwargs)
-        assert found == expected
-
-
-def hit_by(entry, call, *args, **kwargs):
-    """`same`, and the last calls took the fast path."""
-    same(call, *args, **kwargs)
-    before = hits(entry)
-    call(*args, **kwargs)
-    assert hits(entry) > before
-
-
-X = np.arange(1, 9, dtype=np.float32)
 
 
 @pytest.mark.parametrize("name", ["add", "mul", "max", "pow", "atan2"])
@@ -127,45 +100,12 @@ def test_trap_4_traces():
     same(lambda: jax.vmap(function)(jnp.stack([x, x])))
 
 
-@pytest.mark.parametrize("offset", [0, 4])
-@pytest.mark.parametrize("size", [8, 100_000])
-@pytest.mark.parametrize("make", [jnp.asarray, jnp.array])
-def test_trap_7_no_memory_is_shared(make, size, offset):
-    """Trap 7: an array of numpy data that are written afterwards keeps what they were."""
-    for turn in range(5):
-        data = aligned((size,), offset=offset)
-        expected = data.copy()
-        array = make(data)
-        if turn < 2:    # the reference reads large data while the caller goes on
-            array.block_until_ready()
-        data[...] = 0
-        assert np.array_equal(array, expected)
-    assert hits("bind") >= 3
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        X, X.astype(np.float64), X.astype(np.int64), X.astype(">f4"), X.astype(bool), X[::2],
-        np.zeros((0, 3), np.float32), np.float32(2), np.float64(1e300), np.int64(2**40), 1.0, 3,
-        True, 1j, 2**31, 2**70, -0.0, float("nan"), [1.0, 2.0], (1, 2.5), None, "text",
-        np.ma.masked_array(X, X > 3), np.matrix([[1.0]]), np.array("text"), np.array([None]),
-        np.zeros(2, [("a", "f4")]), jnp.bfloat16(1.5), np.zeros(2, jax.dtypes.float0),
-        np.datetime64("2020-01-01"),
-    ],
-    ids=str,
-)  # fmt: skip
-@pytest.mark.parametrize("make", [jnp.asarray, jnp.array, lax.neg, lax.abs])
+@pytest.mark.parametrize("value", HOST_DATA, ids=str)
+@pytest.mark.parametrize("make", [lax.neg, lax.abs])
 def test_trap_5_and_8_host_data(make, value):
     """Traps 5 and 8: kinds of host data, with weak types, overflow, warnings and errors."""
     same(make, X)    # so that the operation is known
     same(make, value)
-
-
-def test_staging_hits():
-    """An array of numpy data or a number is one put."""
-    for value in (X, np.float32(2), 1.0, 3, True):
-        hit_by("bind", jnp.asarray, value)
 
 
 CREATIONS = [

@@ -5,7 +5,7 @@ Outside a trace the reference runs a primitive as a jitted function of its own, 
 the plans of that function, or, with host data among the arguments, to the function itself. A
 primitive with an implementation of its own leads to that, without the checks that the reference's
 `bind` makes on the way and which cannot fail for the arguments accepted here. `stage`, which makes
-an array of host data, is one put. Everything else goes to the reference's `bind`.
+an array of host data, is in `_staging`. Everything else goes to the reference's `bind`.
 """
 
 import weakref
@@ -16,24 +16,22 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 
-from jaxmarshal cimport _tape
-from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init, push_argument
+from jaxmarshal cimport _staging, _tape
 from jaxmarshal._call cimport Call, describe, try_plans
 from jaxmarshal._classify cimport (
     JM_ARRAY, JM_KEY_ARRAY, JM_LITERAL, JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, jm_kind_is_host,
     jm_kind_of_type, types
 )
-from jaxmarshal._context cimport Context, transfers_unguarded
-from jaxmarshal._counters cimport JM_DEBUG, counters
+from jaxmarshal._context cimport Context
+from jaxmarshal._counters cimport JM_DEBUG
 from jaxmarshal._jit cimport PjitFunction
-from jaxmarshal._jit_context cimport jit_context
+from jaxmarshal._jit_context cimport operation_context
 from jaxmarshal._jit_record cimport JitPlans
 from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
-from jaxmarshal._records cimport (
-    TargetPlan, find_target, is_numeric, put_host, resolve_host, stage_records_of, try_to_record
-)
+from jaxmarshal._records cimport is_ordinary_data
+from jaxmarshal._staging cimport make_array
 from jaxmarshal._stats cimport (
-    CONTEXT, EXECUTABLE, GUARD, HIT, NOT_RECORDED, OPTIONS, UNKNOWN_TYPE, count_miss, entries,
+    EXECUTABLE, HIT, NOT_RECORDED, OPTIONS, UNKNOWN_TYPE, count_miss, entries,
     entry_number
 )
 
@@ -49,10 +47,12 @@ cdef extern from *:
 # As their callers see them; see `_errors`.
 ctypedef int (*find_function)(object, Context, PyObject*, PyObject**) noexcept
 ctypedef int (*kinds_function)(PyObject**, Py_ssize_t) noexcept
-ctypedef PyObject* (*stage_function)(PyObject*, int, Context, int*) noexcept
 ctypedef PyObject* (*direct_function)(Operation, PyObject**, Py_ssize_t, PyObject*) noexcept
 ctypedef PyObject* (*run_function)(
     Operation, int, PyObject**, Py_ssize_t, PyObject*, Context, int*
+) noexcept
+ctypedef PyObject* (*make_type)(
+    int, int, PyObject*, PyObject*, int, PyObject**, size_t
 ) noexcept
 
 cdef enum:
@@ -64,7 +64,6 @@ cdef object _callable_of = _reference.xla_primitive_callable
 cdef object _canonicalize = _reference.canonicalize_value
 cdef object _stage_primitive = _reference.stage_primitive
 cdef object _apply_primitive = _reference.apply_primitive
-cdef object _dtypes = _reference.jax_dtypes
 cdef tuple _jaxpr_types = _reference.jaxpr_types
 cdef object _convert_bind = _reference.convert_bind_with_trace
 cdef int _entry = entry_number("bind")
@@ -205,49 +204,7 @@ cdef int _find(object key, Context context, PyObject* prim, PyObject** found) ex
     return HIT if operation.direct or operation.function is not None else <int>EXECUTABLE
 
 
-# --- Staging: an array of host data ---------------------------------------------------------------
-
-cdef PyObject* _stage(PyObject* x, int kind, Context context, int* reason) except? NULL:
-    """The array, a new reference; or NULL with a reason."""
-    cdef jm_table table
-    cdef TargetPlan target = find_target(stage_records_of(context), None)
-    cdef PyObject* result = NULL
-    reason[0] = NOT_RECORDED
-    if target is None:
-        return NULL
-    jm_table_init(&table, &counters)
-    try:
-        push_argument(&table, <object>x, kind, NULL)
-        reason[0] = resolve_host(&table.slots[0], target)
-        if reason[0] == HIT and not transfers_unguarded(True, False):
-            reason[0] = GUARD
-        if reason[0] == HIT:
-            made = put_host(&table.slots[0], target, None, True)
-            Py_INCREF(made)
-            result = <PyObject*>made
-    finally:
-        jm_table_free(&table)
-    return result
-
-
-cdef int _record_staged(PyObject* x, int kind, Context context, PyObject* result) except -1:
-    cdef jm_table table
-    jm_table_init(&table, &counters)
-    try:
-        push_argument(&table, <object>x, kind, NULL)
-        try_to_record(stage_records_of(context), &table, None, <object>result)
-    finally:
-        jm_table_free(&table)
-    return 0
-
-
 # --- Binding -------------------------------------------------------------------------------------
-
-cdef bint _is_ordinary_data(PyObject* x) except -1:
-    """Is a numpy array or scalar one of numbers as JAX has them?"""
-    dtype = (<object>x).dtype
-    return dtype.fields is None and is_numeric(dtype) and dtype in _dtypes
-
 
 cdef int _kind_of_all(PyObject** args, Py_ssize_t n) except -1:
     """JM_ARRAY where all are arrays or typed keys; JM_NDARRAY with host data among them; 0."""
@@ -258,7 +215,7 @@ cdef int _kind_of_all(PyObject** args, Py_ssize_t n) except -1:
         if kind == JM_ARRAY or kind == JM_KEY_ARRAY:
             continue
         if kind == JM_NDARRAY or kind == JM_NP_SCALAR:
-            if not _is_ordinary_data(args[i]):
+            if not is_ordinary_data(<object>args[i]):
                 return 0
         elif not jm_kind_is_host(kind) and kind != JM_LITERAL:
             return 0
@@ -317,26 +274,20 @@ cdef PyObject* _bind_operation(
     cdef PyObject* found = NULL
     cdef PyObject* result = NULL
     cdef int kinds, kind = 0, reason = UNKNOWN_TYPE
-    cdef bint stage = False, known
+    cdef bint known
     cdef object key = None
+    if n == 2 and names == NULL and args[0] == <PyObject*>_stage_primitive:
+        kind = jm_kind_of_type(&types, Py_TYPE(args[1]))
+        if jm_kind_is_host(kind):
+            return (<make_type>make_array)(
+                _entry, 0, <PyObject*>_bind, args[1], kind, args, nargsf
+            )
     kinds = (<kinds_function>_kind_of_all)(args + 1, n - 1) if n else 0
     if kinds > 0:
-        context = jit_context(&reason)
+        context = operation_context(&reason)
     if kinds < 0:
         PyErr_Clear()
-    if context is not None and not context.plain_operations:
-        reason = CONTEXT
-        context = None
     if context is not None:
-        stage = args[0] == <PyObject*>_stage_primitive and n == 2 and kinds == JM_NDARRAY
-        if stage:
-            kind = jm_kind_of_type(&types, Py_TYPE(args[1]))
-            stage = jm_kind_is_host(kind)
-    if stage:
-        result = (<stage_function>_stage)(args[1], kind, context, &reason)
-        if _tape.current is not None and result != NULL:
-            _tape.note(_stage_function, args + 1, 1, result)
-    elif context is not None:
         key = _key(args, n, names)
         reason = (<find_function>_find)(key, context, args[0], &found)
         if reason < 0:
@@ -357,10 +308,7 @@ cdef PyObject* _bind_operation(
         return NULL
     count_miss(_entry, reason)
     result = PyObject_Vectorcall(<PyObject*>_bind, args, nargsf, names)
-    if result != NULL and stage:
-        if reason == NOT_RECORDED:
-            _record_staged(args[1], kind, context, result)
-    elif result != NULL and context is not None and not known:
+    if result != NULL and context is not None and not known:
         _note_quietly(key, args, n, names, context)
     return result
 
@@ -378,4 +326,4 @@ cdef int _note_quietly(
 
 
 bind = make_method(<vectorcallfunc>_bind_operation, _bind)
-cdef object _stage_function = partial(bind, _stage_primitive)
+_staging.stage_function = partial(bind, _stage_primitive)

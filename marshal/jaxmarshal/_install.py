@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from jaxmarshal import _device_put, _eager, _execute, _jit, _reference, _replay, api
+from jaxmarshal import _device_put, _eager, _execute, _jit, _reference, _replay, _staging, api
 
 logger = logging.getLogger("jaxmarshal")
 
@@ -141,6 +141,13 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
             ("zeros", _reference.jnp_zeros, api.zeros),
             ("ones", _reference.jnp_ones, api.ones),
             ("full", _reference.jnp_full, api.full),
+        )
+    ),
+    *(
+        EntryPoint(name, original, accelerated, _reference.HAVE_EAGER, "HAVE_EAGER")
+        for name, original, accelerated in (
+            ("asarray", _reference.jnp_asarray, _staging.asarray),
+            ("array", _reference.jnp_array, _staging.array),
         )
     ),
     EntryPoint(

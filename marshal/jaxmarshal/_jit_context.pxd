@@ -5,3 +5,7 @@ from jaxmarshal._context cimport Context
 # The current context with the states that jitted functions depend on and it lacks; None with a
 # reason where the reference must decide.
 cdef Context jit_context(int* reason)
+
+# The same for operations one by one: None under a mesh too, with jit disabled, and where several
+# processes take part.
+cdef Context operation_context(int* reason)

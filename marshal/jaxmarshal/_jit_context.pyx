@@ -2,7 +2,7 @@
 
 from jaxmarshal._context cimport Context, post_hook_is_set, running_context, state_is
 from jaxmarshal._records cimport records_of
-from jaxmarshal._stats cimport HOOK
+from jaxmarshal._stats cimport CONTEXT, HOOK
 
 from jaxmarshal import _reference
 
@@ -51,3 +51,12 @@ cdef Context jit_context(int* reason):
     if inner is None or not _same_states(inner):
         context.for_jit = inner = _find_inner(context)
     return inner
+
+
+cdef Context operation_context(int* reason):
+    """The current context, if operations one by one are accelerated in it."""
+    cdef Context context = jit_context(reason)
+    if context is not None and not context.plain_operations:
+        reason[0] = CONTEXT
+        return None
+    return context

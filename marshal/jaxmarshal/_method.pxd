@@ -10,10 +10,11 @@ cdef extern from "jaxmarshal/vectorcall.h":
     ) noexcept
     Py_ssize_t PyVectorcall_NARGS(size_t nargsf) noexcept
 
-# Stands in a class for one of the reference's methods. `implementation` gets the object itself as
-# its first argument.
+# Stands in for one of the reference's functions, or in a class for one of its methods; then
+# `implementation` gets the object itself as its first argument.
 cdef class Method:
     cdef vectorcallfunc implementation
     cdef dict __dict__
+    cdef object __weakref__
 
 cdef Method make_method(vectorcallfunc implementation, object reference)

@@ -9,10 +9,13 @@ cdef extern from *:
 
 
 cdef class Method:
-    """One of the reference's methods, accelerated."""
+    """One of the reference's methods or functions, accelerated."""
 
     def __get__(self, instance, owner):
         return self if instance is None else PyMethod_New(self, instance)
+
+    def __repr__(self):
+        return f"<{self.__module__}.{self.__qualname__}, accelerated by jaxmarshal>"
 
     def __reduce__(self):
         return self.__qualname__    # found there by whoever loads it, as a function is

@@ -36,6 +36,8 @@ cdef class LeafPlan:
     cdef bint narrows          # the result's dtype is not the argument's
     cdef int typenum           # numpy's number of the result's dtype
     cdef tuple indices         # of each shard in the argument, or None when every shard is all
+    cdef int staged_by         # the functions that do nothing but stage such data; see `_staging`
+    cdef int watched           # how often one of them did something else
 
 # Where arguments go for one target.
 cdef class TargetPlan:
@@ -73,6 +75,9 @@ cdef bint is_target(object target) noexcept
 
 # Is it a dtype of plain numbers, ml_dtypes' included?
 cdef bint is_numeric(object dtype) noexcept
+
+# Is a numpy array or scalar one of numbers as JAX has them?
+cdef bint is_ordinary_data(object x) except -1
 
 # The record for a target, or None.
 cdef TargetPlan find_target(Records records, object target)

@@ -38,6 +38,7 @@ cdef enum:
 cdef object _device_put = _reference.device_put
 cdef object _put = _reference.batched_device_put
 cdef object _canonicalize = _reference.canonicalize_value
+cdef object _dtypes = _reference.jax_dtypes
 cdef object _array_type = _reference.ArrayImpl
 cdef object _device_type = _reference.Device
 cdef object _single_type = _reference.SingleDeviceSharding
@@ -226,6 +227,11 @@ cdef bint is_numeric(object dtype) noexcept:
         kind == c"f" or kind == c"i" or kind == c"u" or kind == c"b" or kind == c"c"
         or kind == c"V"
     )
+
+
+cdef bint is_ordinary_data(object x) except -1:
+    dtype = x.dtype
+    return dtype.fields is None and is_numeric(dtype) and dtype in _dtypes
 
 
 cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=False):

@@ -11,12 +11,12 @@ from jaxmarshal._classify cimport (
     JM_BOOL, JM_FLOAT, Py_TYPE, jm_kind_of_type, types
 )
 from jaxmarshal._context cimport Context
-from jaxmarshal._jit_context cimport jit_context
+from jaxmarshal._jit_context cimport operation_context
 from jaxmarshal._layout cimport array_aval, array_sharding
 from jaxmarshal cimport _tape
 from jaxmarshal._tape cimport Tape, Value, start_tape, stop_tape
 from jaxmarshal._stats cimport (
-    CONTEXT, NOT_RECORDED, OPTIONS, SHARDING, UNSUPPORTED, count_miss, entries, entry_number
+    NOT_RECORDED, OPTIONS, SHARDING, UNSUPPORTED, count_miss, entries, entry_number
 )
 
 from math import copysign
@@ -164,10 +164,7 @@ cdef object _replayed(
     cdef Replay replay
     cdef list play
     cdef int reason = UNSUPPORTED
-    context = jit_context(&reason) if _active else None
-    if context is not None and not context.plain_operations:
-        reason = CONTEXT
-        context = None
+    context = operation_context(&reason) if _active else None
     if context is None:
         count_miss(entry, reason)
         return reference(*args)

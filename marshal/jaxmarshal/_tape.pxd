@@ -26,5 +26,8 @@ cdef class Value:
 # Begin to write a tape about an array, or about none. `current` has to be None.
 cdef Tape start_tape(object source)
 
+# On a tape about no array: is an object what this function returned for this argument alone?
+cdef bint is_result_of(Tape tape, object result, object function, object arg) except -1
+
 # Stop writing.
 cdef void stop_tape() noexcept

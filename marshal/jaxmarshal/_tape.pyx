@@ -70,3 +70,11 @@ cdef Tape start_tape(object source):
 cdef void stop_tape() noexcept:
     global current
     current = None
+
+
+cdef bint is_result_of(Tape tape, object result, object function, object arg) except -1:
+    number = tape.values.get(id(result))
+    if number is None:
+        return False
+    called, args = tape.steps[number]
+    return called is function and len(args) == 1 and args[0] is arg

@@ -16,7 +16,9 @@ from typing import Any
 from jaxmarshal import _install, _reference
 
 # These belong to other parts of JAX, where `install()` puts them.
-_ELSEWHERE = {"device_put", "jit", "bind", "zeros", "ones", "full", "getitem"}
+_ELSEWHERE = {
+    "device_put", "jit", "bind", "asarray", "array", "zeros", "ones", "full", "getitem",
+}  # fmt: skip
 _ACCELERATED = {
     entry.name: entry.accelerated if entry.active else entry.original
     for entry in _install.ENTRY_POINTS

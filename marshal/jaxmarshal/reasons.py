@@ -46,7 +46,8 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "options",
-        "The call has an option that only the reference handles: src=, donate=, may_alias=False.",
+        "The call has an option or an argument that only the reference handles: src=, donate=, "
+        "may_alias=False; dtype= of jnp.asarray, and what is no host data there.",
         "Leave them out where they are not needed.",
         "`device_put(x, may_alias=False)`",
     ),

@@ -87,17 +87,24 @@ def _making(function: Callable[[Any], Any], x: Any) -> Sides:
 def asarray_cases() -> Iterator[Case]:
     """Arrays from host data through `jax.numpy`."""
     x = np.arange(8, dtype=np.float32)
+
+    def asarray(x: Any) -> Any:
+        return jnp.asarray(x)
+
+    def array(x: Any) -> Any:
+        return jnp.array(x)
+
     for name, function, argument, speedup in (
-        ("jnp.asarray(np f32[8])", jnp.asarray, x, 3.0),
-        ("jnp.array(np f32[8])", jnp.array, x, 2.5),
-        ("jnp.asarray(1.0)", jnp.asarray, 1.0, 2.0),
-        ("jnp.asarray(np.float32)", jnp.asarray, np.float32(1), None),
+        ("jnp.asarray(np f32[8])", asarray, x, 3.0),
+        ("jnp.array(np f32[8])", array, x, 2.5),
+        ("jnp.asarray(1.0)", asarray, 1.0, 2.0),
+        ("jnp.asarray(np.float32)", asarray, np.float32(1), None),
     ):
         yield Case(
-            name, "bind", partial(_making, function, argument), least_speedup=speedup,
+            name, function.__name__, partial(_making, function, argument), least_speedup=speedup,
             quick=argument is x,
         )  # fmt: skip
     yield Case(
-        "jnp.asarray(np f32[8]), blocking", "bind",
-        lambda: _making(jnp.asarray, x).blocking(),
+        "jnp.asarray(np f32[8]), blocking", "asarray",
+        lambda: _making(asarray, x).blocking(),
     )  # fmt: skip

@@ -137,7 +137,16 @@ def jit(world: World, record: Recorder) -> None:
 
 @check(
     "eager operations",
-    entry_points=["bind", "xla_primitive_callable", "zeros", "ones", "full", "getitem"],
+    entry_points=[
+        "bind",
+        "xla_primitive_callable",
+        "asarray",
+        "array",
+        "zeros",
+        "ones",
+        "full",
+        "getitem",
+    ],
 )
 def eager(world: World, record: Recorder) -> None:
     """Operations outside of jit: arithmetic, creation, indexing, conversions."""

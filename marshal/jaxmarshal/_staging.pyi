@@ -1,0 +1,4 @@
+from typing import Any
+
+asarray: Any
+array: Any

@@ -1,0 +1,191 @@
+"""Arrays of host data: the primitive `stage`, and functions of `jax.numpy` that come to it.
+
+To stage is one put that copies. `jnp.asarray` and `jnp.array` look at their arguments in Python and
+then stage most host data as it is. Whether they do is seen, not assumed: a tape notes what the
+reference does with data of one kind, dtype and shape in one context. If it returns what staging its
+very argument returned, the next such call stages.
+"""
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+
+from jaxmarshal cimport _tape
+from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init, push_argument
+from jaxmarshal._classify cimport (
+    JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
+)
+from jaxmarshal._context cimport Context, transfers_unguarded
+from jaxmarshal._counters cimport JM_DEBUG, counters
+from jaxmarshal._jit_context cimport operation_context
+from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
+from jaxmarshal._records cimport (
+    LeafPlan, TargetPlan, find_target, is_ordinary_data, put_host, resolve_host,
+    stage_records_of, try_to_record
+)
+from jaxmarshal._stats cimport (
+    GUARD, HIT, NOT_RECORDED, OPTIONS, count_miss, entries, entry_number
+)
+from jaxmarshal._tape cimport Tape, is_result_of, start_tape, stop_tape
+
+from jaxmarshal import _reference
+
+cdef extern from *:
+    PyObject* PyErr_Occurred() noexcept
+
+# As their callers see them; see `_errors`.
+ctypedef PyObject* (*stage_type)(PyObject*, int, Context, int, int*) noexcept
+ctypedef PyObject* (*watch_type)(LeafPlan, int, PyObject*, PyObject**, size_t) noexcept
+ctypedef PyObject* (*make_type)(
+    int, int, PyObject*, PyObject*, int, PyObject**, size_t
+) noexcept
+ctypedef PyObject* (*call_type)(int, int, PyObject*, PyObject**, size_t, PyObject*) noexcept
+
+cdef enum:    # flags of `LeafPlan.staged_by`
+    BY_ASARRAY = 1
+    BY_ARRAY = 2
+
+cdef enum:
+    MOST_WATCHED = 8    # calls that did more than to stage; then no more are watched
+
+cdef object _asarray = _reference.jnp_asarray
+cdef object _array = _reference.jnp_array
+cdef int _asarray_entry = entry_number("asarray")
+cdef int _array_entry = entry_number("array")
+
+
+cdef PyObject* _stage(PyObject* x, int kind, Context context, int by, int* reason) except? NULL:
+    """The array, a new reference; or NULL with a reason."""
+    cdef jm_table table
+    cdef TargetPlan target = find_target(stage_records_of(context), None)
+    cdef PyObject* result = NULL
+    reason[0] = NOT_RECORDED
+    if target is None:
+        return NULL
+    jm_table_init(&table, &counters)
+    try:
+        push_argument(&table, <object>x, kind, NULL)
+        reason[0] = resolve_host(&table.slots[0], target)
+        if reason[0] == HIT and by & ~(<LeafPlan>table.slots[0].plan).staged_by:
+            reason[0] = NOT_RECORDED
+        if reason[0] == HIT and not transfers_unguarded(True, False):
+            reason[0] = GUARD
+        if reason[0] == HIT:
+            made = put_host(&table.slots[0], target, None, True)
+            Py_INCREF(made)
+            result = <PyObject*>made
+    finally:
+        jm_table_free(&table)
+    return result
+
+
+# --- Recording -----------------------------------------------------------------------------------
+
+cdef int _record_staged(object x, int kind, Context context, object result) except -1:
+    """Record what the reference staged. Failing to is no error of the user's."""
+    cdef jm_table table
+    jm_table_init(&table, &counters)
+    try:
+        if (kind != JM_NDARRAY and kind != JM_NP_SCALAR) or is_ordinary_data(x):
+            push_argument(&table, x, kind, NULL)
+            try_to_record(stage_records_of(context), &table, None, result)
+    except Exception:
+        if JM_DEBUG:
+            raise
+    finally:
+        jm_table_free(&table)
+    return 0
+
+
+cdef LeafPlan _leaf_to_watch(object x, int kind, Context context):
+    """What is recorded of staging such data, unless it has been watched in vain."""
+    cdef jm_table table
+    cdef TargetPlan target = find_target(stage_records_of(context), None)
+    cdef LeafPlan leaf = None
+    if target is None or _tape.current is not None:
+        return None
+    jm_table_init(&table, &counters)
+    try:
+        push_argument(&table, x, kind, NULL)
+        if resolve_host(&table.slots[0], target) == HIT:
+            leaf = <LeafPlan>table.slots[0].plan
+    finally:
+        jm_table_free(&table)
+    return leaf if leaf is not None and leaf.watched < MOST_WATCHED else None
+
+
+cdef PyObject* _watch(
+    LeafPlan leaf, int by, PyObject* reference, PyObject** args, size_t nargsf
+) except? NULL:
+    """Call the reference, and see whether it stages its argument and does nothing else."""
+    cdef Tape tape = start_tape(None)
+    cdef PyObject* result = PyObject_Vectorcall(reference, args, nargsf, NULL)
+    stop_tape()
+    if result == NULL:
+        return NULL
+    if is_result_of(tape, <object>result, stage_function, <object>args[0]):
+        leaf.staged_by |= by
+    else:
+        leaf.watched += 1
+    return result
+
+
+# --- Calls ---------------------------------------------------------------------------------------
+
+cdef PyObject* make_array(
+    int entry, int by, PyObject* reference, PyObject* x, int kind, PyObject** args, size_t nargsf
+) except? NULL:
+    cdef PyObject* result = NULL
+    cdef LeafPlan leaf = None
+    cdef int reason
+    cdef Context context = operation_context(&reason)
+    if context is not None:
+        result = (<stage_type>_stage)(x, kind, context, by, &reason)
+        if result != NULL:
+            if _tape.current is not None:
+                _tape.note(stage_function, &x, 1, result)
+            entries[entry].hits += 1
+            return result
+        if PyErr_Occurred() != NULL:
+            return NULL
+        if reason != NOT_RECORDED:
+            context = None
+    count_miss(entry, reason)
+    if context is not None and by:
+        leaf = _leaf_to_watch(<object>x, kind, context)
+        if leaf is not None:
+            return (<watch_type>_watch)(leaf, by, reference, args, nargsf)
+    result = PyObject_Vectorcall(reference, args, nargsf, NULL)
+    if context is not None and not by and result != NULL:
+        _record_staged(<object>x, kind, context, <object>result)
+    return result
+
+
+cdef PyObject* _call(
+    int entry, int by, PyObject* reference, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    """A function of `jax.numpy` that makes arrays."""
+    cdef int kind
+    if names == NULL and PyVectorcall_NARGS(nargsf) == 1:
+        kind = jm_kind_of_type(&types, Py_TYPE(args[0]))
+        if jm_kind_is_host(kind):
+            return (<make_type>make_array)(entry, by, reference, args[0], kind, args, nargsf)
+    count_miss(entry, OPTIONS)
+    return PyObject_Vectorcall(reference, args, nargsf, names)
+
+
+cdef PyObject* _call_asarray(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    return (<call_type>_call)(
+        _asarray_entry, BY_ASARRAY, <PyObject*>_asarray, args, nargsf, names
+    )
+
+
+cdef PyObject* _call_array(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    return (<call_type>_call)(_array_entry, BY_ARRAY, <PyObject*>_array, args, nargsf, names)
+
+
+asarray = make_method(<vectorcallfunc>_call_asarray, _asarray)
+array = make_method(<vectorcallfunc>_call_array, _array)

@@ -1,0 +1,48 @@
+"""What the tests of operations outside of `jit` share: data, hits, and comparing with plain JAX.
+
+All of it is for tests that run with jaxmarshal installed.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from observe import observe
+from support import without_jaxmarshal
+
+import jaxmarshal
+
+X = np.arange(1, 9, dtype=np.float32)
+
+#: Host data of many kinds; some narrow, warn, overflow, or are none of JAX's.
+HOST_DATA = [
+    X, X.astype(np.float64), X.astype(np.int64), X.astype(">f4"), X.astype(bool), X[::2],
+    np.zeros((0, 3), np.float32), np.float32(2), np.float64(1e300), np.int64(2**40), 1.0, 3,
+    True, 1j, 2**31, 2**70, -0.0, float("nan"), [1.0, 2.0], (1, 2.5), None, "text",
+    np.ma.masked_array(X, X > 3), np.matrix([[1.0]]), np.array("text"), np.array([None]),
+    np.zeros(2, [("a", "f4")]), jnp.bfloat16(1.5), np.zeros(2, jax.dtypes.float0),
+    np.datetime64("2020-01-01"), np.bool_(True),
+]  # fmt: skip
+
+
+def hits(entry):
+    return jaxmarshal.stats()[entry]["hits"]
+
+
+def same(call, *args, context=None, turns=5, **kwargs):
+    """Several calls in a row with jaxmarshal, each compared with plain JAX."""
+    context = {} if context is None else {"context": context}
+    for _ in range(turns):
+        found = observe(call, *args, **context, **kwargs)
+        with without_jaxmarshal():
+            expected = observe(call, *args, **context, **kwargs)
+        assert found == expected
+
+
+def hit_by(entry, call, *args, **kwargs):
+    """`same`, and the last calls took the fast path."""
+    same(call, *args, **kwargs)
+    before = hits(entry)
+    call(*args, **kwargs)
+    assert hits(entry) > before
