@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 import types
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -375,6 +376,7 @@ def test_what_stands_in_has_the_attributes_of_the_original(name):
     (entry,) = [entry for entry in _install.ENTRY_POINTS if entry.name == name]
     public = {n for n in dir(entry.original) if not n.startswith("_")}
     assert public <= set(dir(entry.accelerated))
+    assert isinstance(entry.accelerated, Callable)    # by its class, as checkers of types ask
     if entry.holder is not None:
         assert inspect.signature(entry.accelerated) == inspect.signature(entry.original)
         for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):

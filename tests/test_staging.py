@@ -8,6 +8,7 @@ import inspect
 import pickle
 import threading
 import weakref
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -185,8 +186,10 @@ def test_trap_12_functions(name):
         reference = getattr(jnp, name)
     assert function is not reference and function.__wrapped__ is reference
     assert inspect.signature(function) == inspect.signature(reference)
-    for attribute in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__"):
+    for attribute in set(dir(reference)) - set(dir(object)) - {"__call__", "__dict__", "__get__"}:
         assert getattr(function, attribute) == getattr(reference, attribute)
+    assert isinstance(function, Callable) and inspect.isroutine(function)
+    assert np.array_equal(function.__call__(X), X)
     assert f"jax.numpy.{name}" in repr(function)
     assert pickle.loads(pickle.dumps(function)) is copy.deepcopy(function) is function
     assert weakref.ref(function)() is function

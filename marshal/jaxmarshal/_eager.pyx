@@ -43,6 +43,10 @@ cdef extern from *:
     PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
     PyObject* PyErr_Occurred() noexcept
     PyObject* PyObject_Call(PyObject* function, PyObject* args, PyObject* kwargs) noexcept
+    object PyObject_GenericGetDict(object obj, void* context)
+
+cdef extern from "jaxmarshal/containers.h":
+    PyObject* jm_dict_value(object mapping, object name, Py_ssize_t* position) except? NULL
 
 # As their callers see them; see `_errors`.
 ctypedef int (*find_function)(object, Context, PyObject*, PyObject**) noexcept
@@ -67,6 +71,7 @@ cdef object _apply_primitive = _reference.apply_primitive
 cdef tuple _jaxpr_types = _reference.jaxpr_types
 cdef object _convert_bind = _reference.convert_bind_with_trace
 cdef int _entry = entry_number("bind")
+cdef Py_ssize_t _impl_position = 0
 cdef int _callable_entry = entry_number("xla_primitive_callable")
 cdef dict _accelerated = {}    # id of a function of the reference -> (weak reference to it, ours)
 
@@ -182,6 +187,13 @@ cdef dict _params(PyObject** args, Py_ssize_t n, PyObject* names):
     }
 
 
+cdef inline bint _has_its_rules(object prim, Operation operation) except -1:
+    """Is the primitive implemented as it was, with no further attributes of its own?"""
+    cdef dict own = PyObject_GenericGetDict(prim, NULL)
+    cdef PyObject* impl = jm_dict_value(own, "impl", &_impl_position)
+    return impl == <PyObject*>operation.impl and len(own) == operation.own
+
+
 cdef int _find(object key, Context context, PyObject* prim, PyObject** found) except -1:
     """The operation, owned, or NULL; returns a reason why it cannot be run from here, or HIT."""
     cdef Operation operation
@@ -194,10 +206,7 @@ cdef int _find(object key, Context context, PyObject* prim, PyObject** found) ex
     operation = <Operation>found[0]
     # The caller's: another thread may put another one in its place.
     Py_INCREF(operation)
-    if (
-        (<object>prim).impl is not operation.impl
-        or len((<object>prim).__dict__) != operation.own
-    ):
+    if not _has_its_rules(<object>prim, operation):
         Py_DECREF(operation)
         found[0] = NULL    # other rules were given to the primitive
         return NOT_RECORDED
