@@ -186,6 +186,7 @@ def test_trap_12_functions(name):
         reference = getattr(jnp, name)
     assert function is not reference and function.__wrapped__ is reference
     assert inspect.signature(function) == inspect.signature(reference)
+    assert function.__doc__ == reference.__doc__
     for attribute in set(dir(reference)) - set(dir(object)) - {"__call__", "__dict__", "__get__"}:
         assert getattr(function, attribute) == getattr(reference, attribute)
     assert isinstance(function, Callable) and inspect.isroutine(function)

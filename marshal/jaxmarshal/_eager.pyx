@@ -29,10 +29,9 @@ from jaxmarshal._jit_context cimport operation_context
 from jaxmarshal._jit_record cimport JitPlans
 from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
 from jaxmarshal._records cimport is_ordinary_data
-from jaxmarshal._staging cimport make_array
+from jaxmarshal._staging cimport make_array, make_type
 from jaxmarshal._stats cimport (
-    EXECUTABLE, HIT, NOT_RECORDED, OPTIONS, UNKNOWN_TYPE, count_miss, entries,
-    entry_number
+    EXECUTABLE, HIT, NOT_RECORDED, OPTIONS, UNKNOWN_TYPE, count_miss, entries, entry_number
 )
 
 from jaxmarshal import _jit, _reference
@@ -54,9 +53,6 @@ ctypedef int (*kinds_function)(PyObject**, Py_ssize_t) noexcept
 ctypedef PyObject* (*direct_function)(Operation, PyObject**, Py_ssize_t, PyObject*) noexcept
 ctypedef PyObject* (*run_function)(
     Operation, int, PyObject**, Py_ssize_t, PyObject*, Context, int*
-) noexcept
-ctypedef PyObject* (*make_type)(
-    int, int, PyObject*, PyObject*, int, PyObject**, size_t
 ) noexcept
 
 cdef enum:

@@ -2,6 +2,11 @@
 
 from cpython.object cimport PyObject
 
+# `make_array` as its callers see it; see `_errors`.
+ctypedef PyObject* (*make_type)(
+    int, int, PyObject*, PyObject*, int, PyObject**, size_t
+) noexcept
+
 # What `stage` is called by on a tape: `bind` of the primitive, set by `_eager`.
 cdef object stage_function
 

@@ -7,7 +7,7 @@ very argument returned, the next such call stages.
 """
 
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
+from cpython.ref cimport Py_DECREF, Py_INCREF
 
 from jaxmarshal cimport _tape
 from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init, push_argument
@@ -22,9 +22,7 @@ from jaxmarshal._records cimport (
     LeafPlan, TargetPlan, find_target, is_ordinary_data, put_host, resolve_host,
     stage_records_of, try_to_record
 )
-from jaxmarshal._stats cimport (
-    GUARD, HIT, NOT_RECORDED, OPTIONS, count_miss, entries, entry_number
-)
+from jaxmarshal._stats cimport GUARD, HIT, NOT_RECORDED, OPTIONS, count_miss, entries, entry_number
 from jaxmarshal._tape cimport Tape, is_result_of, start_tape, stop_tape
 
 from jaxmarshal import _reference
@@ -33,11 +31,8 @@ cdef extern from *:
     PyObject* PyErr_Occurred() noexcept
 
 # As their callers see them; see `_errors`.
-ctypedef PyObject* (*stage_type)(PyObject*, int, Context, int, int*) noexcept
+ctypedef PyObject* (*stage_type)(PyObject*, int, Context, int, int*, PyObject**) noexcept
 ctypedef PyObject* (*watch_type)(LeafPlan, int, PyObject*, PyObject**, size_t) noexcept
-ctypedef PyObject* (*make_type)(
-    int, int, PyObject*, PyObject*, int, PyObject**, size_t
-) noexcept
 ctypedef PyObject* (*call_type)(int, int, PyObject*, PyObject**, size_t, PyObject*) noexcept
 
 cdef enum:    # flags of `LeafPlan.staged_by`
@@ -53,8 +48,13 @@ cdef int _asarray_entry = entry_number("asarray")
 cdef int _array_entry = entry_number("array")
 
 
-cdef PyObject* _stage(PyObject* x, int kind, Context context, int by, int* reason) except? NULL:
-    """The array, a new reference; or NULL with a reason."""
+cdef PyObject* _stage(
+    PyObject* x, int kind, Context context, int by, int* reason, PyObject** unseen
+) except? NULL:
+    """The array, a new reference; or NULL with a reason.
+
+    `unseen` is then the LeafPlan, owned, of data that `by` was not seen to stage; else unchanged.
+    """
     cdef jm_table table
     cdef TargetPlan target = find_target(stage_records_of(context), None)
     cdef PyObject* result = NULL
@@ -67,6 +67,8 @@ cdef PyObject* _stage(PyObject* x, int kind, Context context, int by, int* reaso
         reason[0] = resolve_host(&table.slots[0], target)
         if reason[0] == HIT and by & ~(<LeafPlan>table.slots[0].plan).staged_by:
             reason[0] = NOT_RECORDED
+            unseen[0] = table.slots[0].plan
+            Py_INCREF(<object>unseen[0])
         if reason[0] == HIT and not transfers_unguarded(True, False):
             reason[0] = GUARD
         if reason[0] == HIT:
@@ -96,36 +98,26 @@ cdef int _record_staged(object x, int kind, Context context, object result) exce
     return 0
 
 
-cdef LeafPlan _leaf_to_watch(object x, int kind, Context context):
-    """What is recorded of staging such data, unless it has been watched in vain."""
-    cdef jm_table table
-    cdef TargetPlan target = find_target(stage_records_of(context), None)
-    cdef LeafPlan leaf = None
-    if target is None or _tape.current is not None:
-        return None
-    jm_table_init(&table, &counters)
-    try:
-        push_argument(&table, x, kind, NULL)
-        if resolve_host(&table.slots[0], target) == HIT:
-            leaf = <LeafPlan>table.slots[0].plan
-    finally:
-        jm_table_free(&table)
-    return leaf if leaf is not None and leaf.watched < MOST_WATCHED else None
-
-
 cdef PyObject* _watch(
     LeafPlan leaf, int by, PyObject* reference, PyObject** args, size_t nargsf
 ) except? NULL:
-    """Call the reference, and see whether it stages its argument and does nothing else."""
+    """Call the reference, and see whether it stages its argument and does nothing else.
+
+    Failing to see it is no error of the user's.
+    """
     cdef Tape tape = start_tape(None)
     cdef PyObject* result = PyObject_Vectorcall(reference, args, nargsf, NULL)
     stop_tape()
     if result == NULL:
         return NULL
-    if is_result_of(tape, <object>result, stage_function, <object>args[0]):
-        leaf.staged_by |= by
-    else:
-        leaf.watched += 1
+    try:
+        if is_result_of(tape, <object>result, stage_function, <object>args[0]):
+            leaf.staged_by |= by
+        else:
+            leaf.watched += 1
+    except Exception:
+        if JM_DEBUG:
+            raise
     return result
 
 
@@ -135,11 +127,12 @@ cdef PyObject* make_array(
     int entry, int by, PyObject* reference, PyObject* x, int kind, PyObject** args, size_t nargsf
 ) except? NULL:
     cdef PyObject* result = NULL
-    cdef LeafPlan leaf = None
+    cdef PyObject* unseen = NULL
+    cdef LeafPlan leaf
     cdef int reason
     cdef Context context = operation_context(&reason)
     if context is not None:
-        result = (<stage_type>_stage)(x, kind, context, by, &reason)
+        result = (<stage_type>_stage)(x, kind, context, by, &reason, &unseen)
         if result != NULL:
             if _tape.current is not None:
                 _tape.note(stage_function, &x, 1, result)
@@ -150,9 +143,10 @@ cdef PyObject* make_array(
         if reason != NOT_RECORDED:
             context = None
     count_miss(entry, reason)
-    if context is not None and by:
-        leaf = _leaf_to_watch(<object>x, kind, context)
-        if leaf is not None:
+    if unseen != NULL:
+        leaf = <LeafPlan>unseen
+        Py_DECREF(leaf)
+        if leaf.watched < MOST_WATCHED and _tape.current is None:
             return (<watch_type>_watch)(leaf, by, reference, args, nargsf)
     result = PyObject_Vectorcall(reference, args, nargsf, NULL)
     if context is not None and not by and result != NULL:
