@@ -3,20 +3,23 @@
 # Variables: PYTHON  the interpreter that environments are made from (default: python3)
 #            VENV    the environment for demo, test, bench and lint (default: .venv)
 #            ARGS    further arguments for the program that a target runs
+#            PLATFORM  what `make gpu` runs on, as JAX calls it (default: cuda)
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+PLATFORM ?= cuda
 
 VENV_DEBUG := .venv-debug
 VENV_ASAN := .venv-asan
 VENV_CI := .venv-ci
+VENV_PROGRAMS := .venv-programs
 
 # Two workers at most: each one holds a copy of JAX, and compiles.
-PYTEST_PARALLEL := -n auto --maxprocesses=2
+PYTEST_PARALLEL := -n auto --maxprocesses=2 --dist worksteal
 
 # An editable install follows the Python files by itself; a built one has to be told.
-COMPILED := setup.py pyproject.toml \
+COMPILED := setup.py pyproject.toml marshal/jaxmarshal/_version.py \
 	$(wildcard marshal/jaxmarshal/*.pyx marshal/jaxmarshal/*.pxd marshal/jaxmarshal/*.c \
 	include/jaxmarshal/*.h)
 PACKAGED := $(COMPILED) MANIFEST.in README.md \
@@ -34,6 +37,17 @@ SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) \
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 PYTHONMALLOC=malloc \
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 
+# XLA's CPU client as a plugin, reached as CUDA and TPU are; fetched like any test dependency.
+PLUGIN := build/plugin/plugin.json
+ON_PLUGIN := PJRT_NAMES_AND_LIBRARY_PATHS=xcpu:$(abspath $(PLUGIN))
+# With it: what reads arrays, places them and runs with them, and random programs of all of it.
+PLUGIN_TESTS := tests/test_backends.py tests/test_layout.py tests/test_execute_traps.py \
+	tests/test_execute_differential.py tests/test_jit_guard.py tests/test_jit_differential.py \
+	tests/test_eager_differential.py tests/test_eager_traps.py tests/test_device_put_differential.py \
+	tests/test_device_put_data.py tests/test_stepping_aside.py
+
+NEVER_SLOWER = $(VENV)/bin/python -m jaxmarshal bench --never-slower --quick --seconds 0.3 $(ARGS)
+
 # Modules with a stub, as stubtest wants them named.
 STUBBED := $(patsubst %.__init__,%,$(subst /,.,$(patsubst marshal/%.pyi,%,\
 	$(wildcard marshal/jaxmarshal/*.pyi marshal/jaxmarshal/compat/*.pyi))))
@@ -42,22 +56,44 @@ STUBTEST := --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allow.txt
 	--ignore-unused-allowlist --ignore-disjoint-bases
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo test matrix debug asan memcheck fuzz guards soak bench docs dist lint clean
+.PHONY: help build demo test matrix plugin never-slower gpu-kit gpu debug asan memcheck fuzz guards soak \
+	bench programs docs dist lint clean
 
 help: ## list the targets
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "%-13s %s\n", $$1, $$2 }' Makefile
 
 build: $(VENV)/.installed ## make the environment, with the package built into it (editable)
 
 demo: $(VENV)/.installed ## put real data on the device with JAX and with jaxmarshal
 	$(VENV)/bin/python demo/digits.py $(ARGS)
 
-# What is marked slow runs in the matrix: random and exhaustive programs, the self-check, reports.
+# What is marked slow runs in the matrix: random and exhaustive programs, the self-check, reports. So does
+# the rest of modules that take long.
 test: $(VENV)/.installed ## run the tests on this Python, but for the slow ones
-	$(VENV)/bin/python -m pytest $(PYTEST_PARALLEL) -m "not slow" $(ARGS)
+	$(VENV)/bin/python -m pytest $(PYTEST_PARALLEL) -m "not slow and not rest" $(ARGS)
 
 matrix: $(VENV_CI)/.installed ## run the tests on every supported Python and JAX
 	$(VENV_CI)/bin/nox -s matrix $(if $(ARGS),-- $(ARGS))
+
+plugin: $(VENV)/.installed $(PLUGIN) ## run tests behind the PJRT C API, alone and beside the CPU
+	JAX_PLATFORMS=xcpu $(ON_PLUGIN) $(VENV)/bin/python -m pytest $(PYTEST_PARALLEL) $(PLUGIN_TESTS) $(ARGS)
+	JAX_PLATFORMS=xcpu,cpu $(ON_PLUGIN) $(VENV)/bin/python -m pytest tests/test_backends.py \
+	  tests/test_layout.py $(ARGS)
+	JAX_PLATFORMS=xcpu $(ON_PLUGIN) $(VENV)/bin/python -m jaxmarshal doctor --check
+	JAX_PLATFORMS=xcpu,cpu $(ON_PLUGIN) $(VENV)/bin/python -m jaxmarshal doctor --check
+
+never-slower: $(VENV)/.installed $(PLUGIN) ## see that no call is slower than with plain JAX
+	JAX_PLATFORMS=cpu $(NEVER_SLOWER)
+	JAX_PLATFORMS=cpu JAXMARSHAL_OBJECT_LAYOUT=off $(NEVER_SLOWER)
+	JAX_PLATFORMS=xcpu $(ON_PLUGIN) $(NEVER_SLOWER)
+	JAX_PLATFORMS=xcpu,cpu $(ON_PLUGIN) $(NEVER_SLOWER)
+
+gpu-kit: $(VENV)/.installed ## build and fetch what `make gpu` needs, where there is a network
+	$(VENV)/bin/python .ci/gpu.py kit build/gpu
+
+# With an interpreter that has JAX for the accelerator: make gpu PYTHON=python3 PLATFORM=cuda
+gpu: ## check, test and measure on an accelerator, in nine minutes, into build/gpu/report
+	$(PYTHON) .ci/gpu.py run build/gpu $(PLATFORM)
 
 debug: $(VENV_DEBUG)/.installed ## run the tests on a build with checks and counters on
 	$(VENV_DEBUG)/bin/python -m pytest $(PYTEST_PARALLEL) -m "not commands and not slow" $(ARGS)
@@ -81,6 +117,10 @@ bench: $(VENV)/.installed ## compare JAX, jaxmarshal and the floor (see bench/RE
 	mkdir -p build
 	$(VENV)/bin/python -m jaxmarshal bench --json build/bench.json --html build/bench.html $(ARGS)
 
+programs: $(VENV_PROGRAMS)/.installed ## run loops of flax, equinox and others with JAX and with jaxmarshal
+	mkdir -p build
+	$(VENV_PROGRAMS)/bin/python bench/programs/run.py --json build/programs.json $(ARGS)
+
 docs: $(VENV)/.installed ## build the documentation into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --quiet --strict $(ARGS)
 	@echo 'The site: build/site/index.html'
@@ -95,7 +135,7 @@ lint: $(VENV)/.installed ## check style, types, and stubs against the built modu
 	$(if $(STUBBED),$(VENV)/bin/stubtest $(STUBTEST) $(STUBBED),@echo "stubtest: no stubs yet")
 
 clean: ## remove what the targets above have made, environments included
-	rm -rf build dist .nox .venv .venv-debug .venv-asan .venv-ci
+	rm -rf build dist .nox .venv .venv-debug .venv-asan .venv-ci .venv-programs
 	rm -rf .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -rf marshal/jaxmarshal.egg-info marshal/jaxmarshal/*.so
 	find marshal tests bench demo examples soak docs .ci -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -117,6 +157,13 @@ $(VENV_DEBUG)/.installed: $(PACKAGED) | $(VENV_DEBUG)/bin/python
 $(VENV_ASAN)/.installed: $(PACKAGED) | $(VENV_ASAN)/bin/python
 	JAXMARSHAL_BUILD=asan $(VENV_ASAN)/bin/python -m pip install --quiet '.[test,examples,fuzz]'
 	touch $@
+
+$(VENV_PROGRAMS)/.installed: $(COMPILED) | $(VENV_PROGRAMS)/bin/python
+	$(VENV_PROGRAMS)/bin/python -m pip install --quiet --editable '.[programs]'
+	touch $@
+
+$(PLUGIN): tests/plugin.py | $(VENV)/.installed
+	$(VENV)/bin/python $< $(@D)
 
 $(COVERAGE): soak/coverage.c
 	mkdir -p $(@D)

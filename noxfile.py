@@ -10,6 +10,12 @@ Environment:
     JAXMARSHAL_TEST_PROFILE     quick (default) or ci, which runs the property tests for longer.
     JAXMARSHAL_TEST_PROFILE_ON  where that profile holds: first (default), the first pair whose
                                 interpreter is found; all; or a Python version, such as 3.12.
+    JAXMARSHAL_QUICK_TESTED     Python and JAX with which `make test` has passed already, such as
+                                "3.11 0.10.2": what it runs is left out there.
+
+Slow tests, and all tests of long modules (conftest.py names them), run with the oldest JAX; with
+others, what `make test` runs. What starts commands runs with the oldest and the newest one, and so
+do the tests of libraries' functions.
 
 An interpreter is looked for on PATH, then among those that pyenv manages. A pair without one is
 skipped, which the output says, and the summary at its end says again.
@@ -62,11 +68,12 @@ def find_python(version):
 
 
 PYTHONS = {version: find_python(version) for version in MATRIX.values()}
-FIRST = next((version for version, path in PYTHONS.items() if path), None)
-#: Where tests run once more, without reading object layouts: with the oldest and the newest.
-WITHOUT_LAYOUT = {FIRST, [*PYTHONS][-1]}
+FOUND = [version for version, path in PYTHONS.items() if path]
+FIRST = FOUND[0] if FOUND else None
+LAST = FOUND[-1] if FOUND else None    # tests run once more, without reading object layouts
+SHORT = "not slow and not rest"        # what `make test` runs
 #: Which: those that are about what is read there.
-READS_LAYOUT = ["-m", "not commands and not slow", "-k", "trap or layout or device_put"]
+READS_LAYOUT = ["-m", f"{SHORT} and not commands", "-k", "trap or layout or device_put"]
 
 nox.options.default_venv_backend = "virtualenv"
 
@@ -90,6 +97,14 @@ def profile_for(python):
     if where == "all" or python == (FIRST if where == "first" else where):
         return os.environ.get("JAXMARSHAL_TEST_PROFILE", "quick")
     return "quick"
+
+
+def chosen_for(python, jax):
+    """pytest's arguments for what runs with a pair."""
+    if python == FIRST:
+        done = os.environ.get("JAXMARSHAL_QUICK_TESTED") == f"{python} {jax}"
+        return ["-m", "slow or rest"] if done else []
+    return ["-m", SHORT if python == LAST else f"{SHORT} and not commands"]
 
 
 @nox.session
@@ -122,17 +137,20 @@ def matrix(session, jax):
         env={"JAXMARSHAL_WERROR": "1", "JAXMARSHAL_BUILD": "release"}, silent=True,
     )  # fmt: skip
     (wheel,) = dist.glob("*.whl")
-    session.install(f"{wheel}[test,examples]", f"jax=={jax}")
+    extras = "test,examples,fronts" if python in (FIRST, LAST) else "test,examples"
+    session.install(f"{wheel}[{extras}]", f"jax=={jax}")
 
     session.chdir(work)
     session.run("python", str(ROOT / ".ci" / "smoke.py"), "--jax", jax, log=False)
     pytest = [
         "python", "-m", "pytest", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"),
-        "-n", "auto", "--maxprocesses=2", *session.posargs, str(ROOT / "tests"),
+        "-n", "auto", "--maxprocesses=2", "--dist", "worksteal", *session.posargs,
+        str(ROOT / "tests"),
     ]  # fmt: skip
-    reports = [] if python == FIRST else ["-m", "not reports"]
-    session.run(*pytest, *reports, env={"JAXMARSHAL_TEST_PROFILE": profile_for(python)})
-    if python in WITHOUT_LAYOUT:
+    session.run(
+        *pytest, *chosen_for(python, jax), env={"JAXMARSHAL_TEST_PROFILE": profile_for(python)}
+    )
+    if python == LAST:
         session.run(
             *pytest, *READS_LAYOUT,
             env={"JAXMARSHAL_TEST_PROFILE": "quick", "JAXMARSHAL_OBJECT_LAYOUT": "off"},

@@ -12,6 +12,7 @@ Environment:
 import gzip
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -99,7 +100,22 @@ def extensions():
     for module in modules:
         # cythonize adds NumPy's headers by their place in this build environment.
         module.depends = [path for path in module.depends if not os.path.isabs(path)]
+        for source in module.sources:
+            name_sources_alike(source)
     return modules
+
+
+def name_sources_alike(path):
+    """Name declarations of other packages in a C file as those packages do, wherever they lie.
+
+    Tracebacks show these names. pip and build have an environment of another name each time.
+    """
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    named = re.sub(r'^  ".*/site-packages/(.*\.p(?:yx|xd)",)$', r'  "\1', text, flags=re.MULTILINE)
+    if named != text:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(named)
 
 
 class Build(build):

@@ -22,6 +22,7 @@ LIMIT = 2_000_000  # bytes
 #: What a wheel may hold, and must: its own names, then those below `*.dist-info`.
 IN_WHEEL = {
     r"jaxmarshal/.*\.py": "Python modules",
+    r"jaxmarshal_pytest\.py": "the pytest plugin",
     r"jaxmarshal/[^/]*\.(so|pyd)": "extension modules",
     r"jaxmarshal/.*\.pyi": "stubs",
     r"jaxmarshal/[^/]*\.pxd": "Cython declarations",
@@ -58,6 +59,8 @@ def wheel_faults(path: Path) -> list[str]:
                 data = wheel.read(name)
                 if data.startswith(b"\x7fELF") and b"\0.symtab\0" in data:
                     faults.append(f"{name} is not stripped")
+                if b"site-packages" in data:
+                    faults.append(f"{name} names a folder of the environment that built it")
                 for folder in BUILT_IN:
                     if os.fsencode(folder) in data:
                         faults.append(f"{name} names {folder}, where it was built")

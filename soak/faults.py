@@ -1,6 +1,6 @@
 """Every allocation of a fast call fails in turn.
 
-    python soak/faults.py [--calls N]
+    python soak/faults.py [--most N]
 
 For each kind of call and each n, the n-th allocation that Python makes during the call fails, by
 `_testcapi.set_nomemory`. The call must raise MemoryError, or give the right result without that

@@ -23,7 +23,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 GUARDS = ROOT / "soak" / "guards.toml"
-FOLDERS = {".h": "include/jaxmarshal", ".pyx": "marshal/jaxmarshal"}
+FOLDERS = {
+    ".h": "include/jaxmarshal", ".pyx": "marshal/jaxmarshal", ".py": "marshal/jaxmarshal",
+}  # fmt: skip
 #: Seconds that a test may take; without a guard it may wait forever.
 LIMIT = 300
 

@@ -58,8 +58,25 @@ def targets() -> dict[str, Any]:
 TARGETS = targets()
 
 
+#: What `closing` of each side closes over, and the function itself.
+HELD: list[list[float]] = []
+CLOSING: list[Any] = []
+#: Ways in which it is jitted, of which some share what jaxlib keeps.
+RELATIVES: dict[str, dict[str, Any]] = {
+    "closing": {}, "the same again": {}, "with a static argument": {"static_argnums": 1},
+    "inlined": {"inline": True},
+}
+
+
 def functions(jit: Any) -> dict[str, Any]:
     """Functions of one list of arrays, jitted anew."""
+    held = [1.0]
+
+    def closing(xs: Any, n: Any = 0) -> Any:
+        return [x * held[0] for x in xs[:2]]
+
+    HELD.append(held)
+    CLOSING.append(closing)
 
     def statics(xs: Any, n: Any) -> Any:
         return [x * n for x in xs[:2]]
@@ -75,6 +92,7 @@ def functions(jit: Any) -> dict[str, Any]:
         "placed": jit(lambda xs: xs[0] - 1, out_shardings=SingleDeviceSharding(jax.devices()[1])),
         "gradient": jit(jax.grad(lambda xs: sum(jnp.sin(x.astype("float32")).sum() for x in xs))),
         "key": jit(lambda xs: jax.random.split(jax.random.key(0), 2)),
+        **{name: jit(closing, **options) for name, options in RELATIVES.items()},
     }
 
 
@@ -264,6 +282,27 @@ class Machine(RuleBasedStateMachine):
             jax.clear_caches()
             for made in COMPILED:
                 made.clear()
+
+    @rule(name=st.sampled_from(sorted(RELATIVES)), value=st.sampled_from([1.0, 3.0]),
+          clear=st.booleans(), listening=st.booleans())  # fmt: skip
+    def change(self, name: str, value: float, clear: bool, listening: bool) -> None:
+        """What functions close over is another number; the cache of one may be cleared."""
+        if listening:
+            jaxmarshal.install(self.names)
+        for held, functions_ in zip(HELD, (PLAIN, FAST), strict=True):
+            held[0] = value
+            if clear:
+                functions_[name].clear_cache()
+        jaxmarshal.uninstall()
+
+    @rule(name=st.sampled_from(sorted(RELATIVES)), listening=st.booleans())
+    def jit_again(self, name: str, listening: bool) -> None:
+        """One is jitted anew, before or after jaxmarshal is installed; the old one dies."""
+        PLAIN[name] = jax.jit(CLOSING[0], **RELATIVES[name])
+        if listening:
+            jaxmarshal.install(self.names)
+        FAST[name] = jax.jit(CLOSING[1], **RELATIVES[name])
+        jaxmarshal.uninstall()
 
     @rule(name=st.sampled_from(["each", "first"]), pick=picks)
     def explain(self, name: str, pick: list[int]) -> None:

@@ -32,7 +32,7 @@ def run(
             variables[name] = value
     return subprocess.run(
         [sys.executable, *arguments], env=variables, input=stdin, cwd=cwd,
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=300,
     )
 
 
