@@ -15,6 +15,7 @@ import jax
 import ml_dtypes
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from support import imported
 
 P = PartitionSpec
 Pair = collections.namedtuple("Pair", "left right")
@@ -178,7 +179,7 @@ def pool() -> dict[str, jax.Array]:
         _pool["sharded"] = jax.device_put(data, NamedSharding(mesh, P("x")))
         _pool["replicated"] = jax.device_put(data, NamedSharding(mesh, P()))
         columns = aligned(data.nbytes, 0).view(np.float32).reshape(8, 8).T
-        _pool["column-major"] = jax.dlpack.from_dlpack(columns)
+        _pool["column-major"] = imported(columns)
         _pool["deleted"] = jax.device_put(data + 1)
         _pool["deleted"].delete()
         _pool["int"] = jax.device_put(np.arange(8), devices[1])

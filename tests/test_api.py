@@ -19,7 +19,7 @@ import pytest
 from child import PACKAGE_ROOT, run_code
 
 import jaxmarshal
-from jaxmarshal import _install, _stats, reasons
+from jaxmarshal import _install, _stats, fronts, reasons
 
 PACKAGE = Path(jaxmarshal.__file__).parent
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -37,6 +37,14 @@ def test_names():
     assert set(jaxmarshal.__all__) <= set(dir(jaxmarshal))
 
 
+def test_packing_is_public():
+    """What packs trees is there under the names that the documents use, and nothing else is."""
+    from jaxmarshal import packing
+
+    assert sorted(packing.__all__) == ["Packed", "carry", "pack"]
+    assert all(getattr(jaxmarshal, name) is getattr(packing, name) for name in packing.__all__)
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_signatures_and_documentation(name):
     """Trap 12: names, kinds, defaults, annotations and docs are those of the installed JAX."""
@@ -45,7 +53,7 @@ def test_signatures_and_documentation(name):
     assert inspect.signature(ours) == inspect.signature(theirs)
     assert ours.__doc__ == theirs.__doc__
     assert ours.__name__ == ours.__qualname__ == theirs.__name__
-    assert ours.__module__ == "jaxmarshal"
+    assert ours.__module__ in ("jaxmarshal", theirs.__module__)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +115,8 @@ def test_reasons_are_explained():
     assert all(reason.meaning.endswith(".") for reason in reasons.REASONS)
     assert all(reason.advice.endswith(".") for reason in reasons.REASONS[1:])
     counted = {name for name in _stats.snapshot() if not name.startswith("dispatch_v0_3.")}
-    assert counted == {entry.name for entry in _install.ENTRY_POINTS}
+    of_libraries = {front.name for front in fronts.FRONTS}
+    assert counted == {entry.name for entry in _install.ENTRY_POINTS} | of_libraries
 
 
 # --- What is shipped ------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from child import run
 from conftest import LAYOUT_OFF
 
 from jaxmarshal import commands
-from jaxmarshal.benchmarks import measure, page, results, suite
+from jaxmarshal.benchmarks import measure, never_slower, page, results, suite
+from jaxmarshal.benchmarks.case import Case, Sides
 
 pytestmark = [pytest.mark.slow, pytest.mark.commands]
 
@@ -43,8 +44,8 @@ def small(tmp_path_factory):
 @pytest.mark.parametrize(("group", "case"), CASES, ids=[f"{g}-{c.name}" for g, c in CASES])
 def test_each_case_takes_its_path(group, case):
     """The three sides give the same result, and jaxmarshal's hits, or misses where it should."""
-    if LAYOUT_OFF and case.leaves > 100:
-        pytest.skip("slow without words")
+    if LAYOUT_OFF and group not in ("device_put", "shard_args", "asarray"):
+        pytest.skip("no plan is made without words")
     sides = case.build()
     if case.accelerated:
         measure.check_path(case, sides)
@@ -208,3 +209,62 @@ def test_documents_say_what_the_figures_say():
         [sys.executable, str(BENCH / "figures.py"), "--check"], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def _row(ratio, error, name="a call"):
+    return never_slower.Row("jit", name, "jit", ratio, error)
+
+
+def test_slower_means_beyond_the_noise():
+    """A row is slower where three standard errors do not explain it, and doubtful below the bar."""
+    assert _row(0.90, 0.01).slower
+    assert not _row(0.90, 0.03).slower
+    assert _row(0.90, 0.03).doubtful
+    assert not _row(0.98, 0.001).slower and not _row(0.98, 0.001).doubtful
+
+
+def test_ratio_of_rounds_in_turns():
+    """The median of neighbours: a load that comes and goes is on both sides."""
+    under = [1.0, 1.1, 5.0, 1.0, 0.9]
+    ratio, error = never_slower.ratio_of([2 * seconds for seconds in under], under)
+    assert (ratio, error) == (2.0, 0.0)
+
+
+def test_verdict_names_the_switch_where_something_is_slower():
+    """One line for a user: what is slower, and how to do without."""
+    assert "JAXMARSHAL=off" in never_slower.verdict([_row(1.5, 0.01), _row(0.5, 0.01, "bad")])
+    assert "bad (0.50 x)" in never_slower.verdict([_row(1.5, 0.01), _row(0.5, 0.01, "bad")])
+    assert "nothing measured is slower" in never_slower.verdict([_row(1.5, 0.01)])
+
+
+def test_names_of_never_slower_are_cases():
+    """Each name that the quick selections mention is a case of its group."""
+    for names in (never_slower.QUICK, never_slower.FEW):
+        found = never_slower.select(names)
+        assert len(found) == sum(len(group) for group in names.values())
+
+
+def test_a_case_that_is_slower_is_found():
+    """Both sides in turns, and the slow one is told from the noise."""
+
+    def slow():
+        for _ in range(300):
+            pass
+
+    sides = Sides(reference=lambda: None, jaxmarshal=slow)
+    row = never_slower.judge("jit", Case("slow", "jit", lambda: sides), seconds=0.02)
+    assert row.slower and row.ratio < 0.5
+
+
+def test_what_cannot_be_built_is_named(monkeypatch):
+    """A backend on which plain JAX cannot do a thing is no defect of ours."""
+
+    def fail():
+        raise RuntimeError("no such handler")
+
+    monkeypatch.setattr(
+        never_slower, "select", lambda names: [("jit", Case("odd", "jit", fail))]
+    )
+    assert list(never_slower.run(None, 0.01)) == [
+        ("jit: odd", None, "plain JAX cannot do this here: RuntimeError: no such handler")
+    ]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from html.parser import HTMLParser
 
 import pytest
-from child import run, status_of
+from child import PACKAGE_ROOT, run, status_of
 
-from jaxmarshal import _compare, _flame, _install, _record
+from jaxmarshal import _compare, _flame, _install, _profile
 from jaxmarshal.__main__ import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.commands, pytest.mark.reports]
@@ -30,6 +33,10 @@ SCRIPT = """
         for _ in range(7):
             jax.device_put(value, may_alias=False)
 
+    @jax.jit
+    def double(x):
+        return x * 2
+
     class Model:
         def train(self, step, x):
             for _ in range(5):
@@ -40,7 +47,11 @@ SCRIPT = """
     feed([np.arange(4)] * 2)
     refused(np.arange(3.0))
     step = jax.jit(lambda x: x + 1).lower(np.float32(1)).compile()
-    print(Model().train(step, jax.device_put(np.float32(1))), sys.argv[1:])
+    x = jax.device_put(np.float32(1))
+    for _ in range(9):
+        double(x)
+    jax.numpy.sin(x)
+    print(Model().train(step, x), sys.argv[1:])
 """
 
 
@@ -59,7 +70,7 @@ def compare(*arguments, **options):
 def compared(folder):
     """One comparison with everything written, for the tests that look at it."""
     return compare(
-        "--json", "out.json", "--html", "out.html", "--interval", "0.0005",
+        "--json", "out.json", "--html", "out.html", "--interval", "0.0005", "--warmup", "0",
         "script.py", "--json", "x", cwd=folder,
     )  # fmt: skip
 
@@ -75,12 +86,21 @@ def test_the_output(compared):
     assert compared.returncode == 0
     assert compared.stdout == "6.0 ['--json', 'x']\n" * 2
     lines = compared.stderr.splitlines()
-    assert lines[:2] == ["jaxmarshal compare: run: plain", "jaxmarshal compare: run: jaxmarshal"]
+    # On a busy machine pyinstrument says that its clock is slow.
+    runs = [line for line in lines if line.startswith("jaxmarshal compare: run")]
+    assert runs == ["jaxmarshal compare: run: plain", "jaxmarshal compare: run: jaxmarshal"]
     row = next(line for line in lines if "refused" in line).split()
-    assert row[0] == "device_put" and row[3] == "7" and row[-2:] == ["options", "7"]
+    assert row[:4] == ["device_put", "script.py:11,", "in", "refused"]
+    assert row[-2:] == ["options", "7"]
+    row = next(line for line in lines if "double (jit)" in line).split()
+    assert row[:3] == ["double", "(jit)", "script.py:13"]
+    assert re.search(
+        r"calls after the first ones took \d+\.\d\d ms with plain JAX and \d+\.\d\d ms with "
+        r"jaxmarshal; \d+\.\d% of them were hits\.\n", compared.stderr,
+    )  # fmt: skip
     assert "Counting and sampling slow both runs" in compared.stderr
-    assert "estimates" in compared.stderr
-    assert compared.stderr.isprintable() or "\x1b" not in compared.stderr
+    assert "an estimate" in compared.stderr
+    assert "\x1b" not in compared.stderr
 
 
 def site(result, function, entry_point="device_put"):
@@ -97,6 +117,7 @@ def test_sites(result, folder):
     row = site(result, "<listcomp>" if sys.version_info < (3, 12) else "feed")
     assert (row["file"], row["line"]) == (str(folder / "script.py"), 7)
     assert row["plain"]["calls"] == row["jaxmarshal"]["calls"] == 6
+    assert row["first"]["plain"]["calls"] == row["first"]["jaxmarshal"]["calls"] == 0
     assert row["jaxmarshal"]["hits"] == 4
     assert row["jaxmarshal"]["misses_by_reason"] == {"no_backend": 1, "not_recorded": 1}
     assert row["estimated_saving"] == 0
@@ -108,9 +129,22 @@ def test_sites(result, folder):
     assert row["jaxmarshal"]["misses_by_reason"] == {"options": 7}
     assert row["estimated_saving"] >= 0
 
-    row = site(result, "Model.train", "compiled_call")
+    # What runs on the device, by name and definition.
+    row = site(result, "<lambda>", "compiled_call")
+    assert (row["name"], row["file"], row["line"]) == ("<lambda>", str(folder / "script.py"), 26)
     assert row["plain"]["calls"] == 5
     assert row["jaxmarshal"]["hits"] == 4
+    row = site(result, "double", "jit")
+    assert (row["name"], row["file"], row["line"]) == ("double", str(folder / "script.py"), 13)
+    assert row["is_definition"]
+    assert row["plain"]["calls"] == row["jaxmarshal"]["calls"] == 8
+    assert row["jaxmarshal"]["hits"] + row["jaxmarshal"]["misses"] == 8
+    assert row["jaxmarshal"]["hits"] >= 6
+    # The first call compiles, which the script does not do as it goes.
+    assert row["first"]["plain"]["calls"] == row["first"]["jaxmarshal"]["calls"] == 1
+    # A function of JAX's own, by who calls it.
+    (row,) = [row for row in result["sites"] if row["name"] == "sin"]
+    assert (row["line"], row["function"], row["is_definition"]) == (30, "<module>", False)
     for row in result["sites"]:
         assert row["plain"]["seconds"] >= 0 and row["jaxmarshal"]["seconds"] >= 0
 
@@ -132,11 +166,13 @@ def test_runs(result):
     assert ours["installed"] == sorted(entry.name for entry in _install.ENTRY_POINTS)
     assert all(count["hits"] == count["misses"] == 0 for count in plain["stats"].values())
     for run_ in (plain, ours):
-        frames = list(_compare._frames(run_["profile"]))
+        frames = list(_profile.walk(run_["profile"]))
         assert {"script", "JAX", "entry point"} <= {frame["kind"] for frame in frames}
         for frame in frames:
             own = frame["time"] - sum(child["time"] for child in frame["children"])
             assert own > -1e-6
+        assert "double (jit)" in {frame["name"] for frame in frames}
+        assert 0 < run_["steady_profile"]["time"] < run_["profile"]["time"]
     # Frames are found again in the other graph.
     tops = [[run_["profile"]["children"][0][key] for key in ("name", "file", "line")]
             for run_ in (plain, ours)]  # fmt: skip
@@ -168,12 +204,12 @@ def test_the_page(result, folder):
     page = Page()
     page.feed(text)
     page.close()
-    assert page.loads == []
+    assert page.loads == ["out.speedscope.json"]    # a link
     assert not re.search(r"https?://|@import|url\(|fetch\(|import\(", text)
     assert "{{" not in text.replace("${{", "")
     assert "prefers-color-scheme: dark" in text
     for row in result["sites"]:
-        assert any(row["function"] in cell for cell in page.cells)
+        assert any(_compare.call(row) in cell for cell in page.cells)
     data = re.search(r"^const DATA = (.*);$", "".join(page.scripts), re.MULTILINE)
     assert set(json.loads(data[1])) == {"plain", "jaxmarshal"}
 
@@ -182,26 +218,203 @@ def test_the_page_escapes(result):
     """A name from the script cannot become markup."""
     evil = "</script><img src=x>"
     frame = dict(name=evil, file=evil, line=1, kind="script", time=1.0, children=[])
-    runs = {name: {**run_, "profile": frame} for name, run_ in result["runs"].items()}
+    runs = {
+        name: {**run_, "profile": frame, "steady_profile": frame}
+        for name, run_ in result["runs"].items()
+    }
     sites = [{**result["sites"][0], "function": evil}]
-    page = _flame.page({**result, "script": [evil], "sites": sites, "runs": runs})
+    page = _flame.page({**result, "script": [evil], "sites": sites, "runs": runs}, evil)
     assert "<img" not in page
     assert page.count("</script>") == 1
 
 
-def test_the_page_in_a_browser(compared, folder):
-    """Both graphs are drawn."""
+def test_the_speedscope_file(result, folder):
+    """Every profile is what speedscope's format asks for, and as long as the run was sampled."""
+    document = json.loads((folder / "out.speedscope.json").read_text())
+    assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    frames = document["shared"]["frames"]
+    assert all(set(frame) <= {"name", "file", "line"} and frame["name"] for frame in frames)
+    assert {"name": "double (jit)", "file": str(folder / "script.py"), "line": 13} in frames
+    names = [profile["name"] for profile in document["profiles"]]
+    assert names == [
+        "plain, after the first calls", "plain",
+        "jaxmarshal, after the first calls", "jaxmarshal",
+    ]  # fmt: skip
+    for profile in document["profiles"]:
+        run_ = result["runs"][profile["name"].partition(",")[0]]
+        assert (profile["type"], profile["unit"]) == ("sampled", "seconds")
+        assert profile["startValue"] == 0
+        assert len(profile["samples"]) == len(profile["weights"])
+        assert all(i in range(len(frames)) for stack in profile["samples"] for i in stack)
+        assert profile["endValue"] == pytest.approx(sum(profile["weights"]))
+        assert profile["endValue"] == pytest.approx(run_["profile"]["time"])
+        shown = sum(
+            weight
+            for stack, weight in zip(profile["samples"], profile["weights"], strict=True)
+            if stack
+        )
+        all_of_it = run_["steady_profile" if "after" in profile["name"] else "profile"]
+        assert shown == pytest.approx(all_of_it["time"])
+
+
+#: Asks the page itself, in its words for a browser's console.
+ASK = """
+<script>
+const say = text => { const p = document.createElement("pre"); p.textContent = text;
+  document.body.append(p); };
+say(`WIDTH ${document.documentElement.scrollWidth} of ${innerWidth}`);
+say(`TICKS ${document.querySelectorAll(".tick").length}`);
+const heads = [...document.querySelectorAll("th")].filter(th => th.textContent === "why not fast");
+say(`REASON ${heads.length} ${Math.ceil(heads[0].getBoundingClientRect().right)}`);
+const frames = () => document.querySelectorAll(".frame").length, few = frames();
+document.getElementById("all").click();
+say(`FRAMES ${few} ${frames()}`);
+</script>
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_in_a_browser(compared, folder, tmp_path, scheme):
+    """Both graphs with time axes, no error, and all columns within 1200 pixels."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium: the page was NOT opened in a browser")
+    page = tmp_path / "page.html"
+    errors = "<script>window.onerror = (text) => document.title = 'ERROR ' + text;</script>"
+    text = (folder / "out.html").read_text(encoding="utf-8")
+    page.write_text(text.replace("<style>", f"{errors}<style>", 1) + ASK, encoding="utf-8")
     done = subprocess.run(
         [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
-         f"--user-data-dir={folder / 'profile'}", str(folder / "out.html")],
+         "--enable-logging=stderr", "--window-size=1200,900",
+         f"--blink-settings=preferredColorScheme={int(scheme == 'light')}",
+         f"--user-data-dir={folder / 'profile'}", str(page)],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
+    assert "<title>ERROR" not in done.stdout
+    assert "CONSOLE" not in done.stderr, done.stderr
     assert done.stdout.count('class="graph"') == 2
     panels = done.stdout.split("<section>")[1:]
     assert all(panel.count('class="frame"') > 10 for panel in panels)
+    width, window = map(int, re.search(r"WIDTH (\d+) of (\d+)", done.stdout).groups())
+    assert width <= window <= 1200
+    assert int(re.search(r"TICKS (\d+)", done.stdout)[1]) >= 6
+    tables, right = map(int, re.search(r"REASON (\d+) (\d+)", done.stdout).groups())
+    assert tables == 1 and right <= window
+    few, many = map(int, re.search(r"FRAMES (\d+) (\d+)", done.stdout).groups())
+    assert 20 < few < many
+
+
+INTERRUPTED = """
+    import pathlib, sys, time
+    import jax, numpy as np
+
+    @jax.jit
+    def double(x):
+        return x * 2
+
+    runs, last = pathlib.Path("runs"), sys.argv[1]
+    number = len(runs.read_text()) + 1 if runs.exists() else 1
+    runs.write_text("x" * number)
+    x, end = jax.device_put(np.ones(3, np.float32)), time.time() + 120
+    for i in range(10**9):
+        x = double(x)
+        if i == 500:
+            if str(number) != last:
+                break
+            pathlib.Path("here").touch()
+        if time.time() > end:
+            break
+"""
+
+
+@pytest.mark.parametrize("runs", [["plain"], ["plain", "jaxmarshal"]])
+def test_interrupted(tmp_path, runs):
+    """Ctrl-C: what was recorded until then is shown and written, and nothing further is run."""
+    (tmp_path / "script.py").write_text(textwrap.dedent(INTERRUPTED))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jaxmarshal", "compare", "--json", "out.json", "--html", "out.html",
+         "script.py", str(len(runs))],
+        cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)},
+    )  # fmt: skip
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "here").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)    # as a terminal does
+    _, stderr = process.communicate(timeout=100)
+    assert process.returncode == 130, stderr
+    assert f"note: Interrupted in the {runs[-1]} run.\n" in stderr
+    assert "double (jit)" in stderr
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert list(result["runs"]) == runs
+    row = site(result, "double", "jit")
+    assert row["plain"]["calls"] >= 490
+    assert row["jaxmarshal"]["hits"] == row["jaxmarshal"]["calls"]
+    assert (row["jaxmarshal"]["calls"] >= 490) == (len(runs) == 2)
+    assert "double (jit)" in (tmp_path / "out.html").read_text(encoding="utf-8")
+    profiles = json.loads((tmp_path / "out.speedscope.json").read_text())["profiles"]
+    assert len(profiles) == 2 * len(runs)
+
+
+def test_interrupted_before_jax(tmp_path):
+    """Nothing to show is said."""
+    (tmp_path / "script.py").write_text("raise KeyboardInterrupt")
+    done = compare("script.py", cwd=tmp_path)
+    assert done.returncode == 130
+    assert "interrupted; nothing was recorded" in done.stderr
+
+
+INSTALLS = """
+    import jax, numpy as np
+    import jaxmarshal.auto
+    import jaxmarshal
+
+    double = jaxmarshal.exclude(jax.jit(lambda x: x * 2))
+    triple = jaxmarshal.jit(lambda x: x * 3)
+    x = jax.device_put(np.ones(3, np.float32))
+    for _ in range(10):
+        double(x)
+        with jaxmarshal.installed():
+            triple(x)
+    with jaxmarshal.uninstalled():
+        for _ in range(5):
+            jax.device_put(np.ones(3, np.float32))
+            triple(x)
+"""
+
+
+def test_a_script_that_installs_jaxmarshal(tmp_path):
+    """The plain run is plain all the same; what the script excludes is JAX's in the other one."""
+    (tmp_path / "script.py").write_text(textwrap.dedent(INSTALLS))
+    done = compare("--json", "out.json", "--warmup", "0", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["runs"]["plain"]["installed"] == []
+    by_line = {row["line"]: row for row in result["sites"] if row["entry_point"] == "jit"}
+    double, triple = by_line[6], by_line[7]
+    assert double["plain"]["calls"] == double["jaxmarshal"]["calls"] == 9
+    assert (double["jaxmarshal"]["hits"], double["jaxmarshal"]["misses"]) == (0, 0)
+    assert triple["plain"]["calls"] == triple["jaxmarshal"]["calls"] == 14
+    assert triple["jaxmarshal"]["hits"] >= 12    # `jaxmarshal.jit` stays fast without install()
+    assert result["runs"]["plain"]["stats"]["jit"]["hits"] == 0
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steady"), [("3", 6), ("100", 0), ("0", 8), ("1000s", 0), ("0s", 8)]
+)
+def test_warmup(tmp_path, warmup, steady):
+    """How many calls of a row are apart; what compiles is apart in any case."""
+    (tmp_path / "script.py").write_text(
+        "import jax\nf = jax.jit(lambda x: x + 1)\nfor _ in range(9):\n    f(1.0)\n"
+    )
+    done = compare("--warmup", warmup, "--json", "out.json", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "out.json").read_text())["sites"]
+    for run_ in ("plain", "jaxmarshal"):
+        assert (row[run_]["calls"], row["first"][run_]["calls"]) == (steady, 9 - steady)
+    if not steady:
+        assert row["estimated_saving"] == 0 and ": none" in done.stderr
 
 
 def test_a_script_that_fails(tmp_path):
@@ -255,7 +468,7 @@ def test_a_module_and_the_input(folder):
     assert (done.returncode, done.stdout) == (0, "some input __main__ ['-x']\n" * 2), done.stderr
     result = json.loads((folder / "m.json").read_text())
     assert result["runs"]["jaxmarshal"]["installed"] == ["shard_args"]
-    assert site(result, "<module>")["jaxmarshal"]["calls"] == 1
+    assert site(result, "<module>")["first"]["jaxmarshal"]["calls"] == 1
 
 
 def test_switched_off(folder):
@@ -289,6 +502,10 @@ def test_trace(folder):
         (["--only", "nothing", __file__], "unknown entry points"),
         (["--interval", "0", __file__], "not a number of seconds above 0"),
         (["--interval", "x", __file__], "not a number of seconds above 0"),
+        (["--warmup", "x", __file__], "neither a number of calls"),
+        (["--warmup", "-1", __file__], "neither a number of calls"),
+        (["--warmup=-1s", __file__], "neither a number of calls"),
+        (["--warmup", "2.5", __file__], "neither a number of calls"),
         (["--nonsense", __file__], "--nonsense"),
     ],
     ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else "",
@@ -309,57 +526,3 @@ def test_without_pyinstrument(monkeypatch, capfd, tmp_path):
     assert capfd.readouterr().err == (
         "jaxmarshal compare: pyinstrument is not installed; pip install 'jaxmarshal[bench]'\n"
     )
-
-
-def outcomes(**found):
-    return {
-        reason: {"calls": calls, "seconds": seconds, "longest": longest}
-        for reason, (calls, seconds, longest) in found.items()
-    }
-
-
-def row(entry_point="device_put", line=1, **found):
-    return {
-        "entry_point": entry_point, "file": "f", "line": line, "function": "g",
-        "outcomes": outcomes(**found),
-    }  # fmt: skip
-
-
-def savings(plain, ours):
-    found = _compare.sites(plain, ours)
-    return {(row["entry_point"], row["line"]): row["estimated_saving"] for row in found}
-
-
-def test_the_estimate():
-    """Misses × (mean of a missed call − mean of a hit), the slowest call left out."""
-    ours = [row(hit=(11, 20.0, 10.0)), row(line=2, options=(3, 102.0, 92.0))]
-    assert savings([], ours)["device_put", 2] == pytest.approx(3 * (5 - 1))
-    # What cannot be avoided does not count: the first recording, and calls inside a trace.
-    ours = [row(hit=(11, 20.0, 10.0), not_recorded=(1, 9.0, 9.0), trace=(4, 99.0, 50.0))]
-    assert savings([], ours)["device_put", 1] == 0
-    # Without a hit at that entry point, the speedup of the script's other hits is taken.
-    plain = [{**row(), "outcomes": {"": {"calls": 2, "seconds": 8.0, "longest": 4.0}}}]
-    ours = [row(hit=(2, 2.0, 1.0)), row("shard_args", options=(2, 16.0, 8.0))]
-    assert savings(plain, ours)["shard_args", 1] == pytest.approx(2 * (8 - 2))
-    # Without any hit there is nothing to tell from; hits that are slower save nothing.
-    assert savings([], ours[1:])["shard_args", 1] is None
-    ours = [row(hit=(2, 20.0, 10.0), options=(2, 2.0, 1.0))]
-    assert savings([], ours)["device_put", 1] == 0
-
-
-def test_a_site_of_one_run_only():
-    """A call that only one run made is a row all the same."""
-    (found,) = _compare.sites([row(hit=(1, 1.0, 1.0))], [])
-    assert (found["plain"]["calls"], found["jaxmarshal"]["calls"]) == (1, 0)
-
-
-def test_the_tree_of_samples():
-    """Equal stacks are one frame wherever they were sampled; a deep recursion is cut off."""
-    stacks = [(["main\x00s.py\x001\x01l5", "a\x00s.py\x002"], 1.0), (["main\x00s.py\x001"], 2.0)]
-    root = _record.tree([*stacks, *stacks])
-    (top,) = root["children"]
-    assert (root["time"], top["name"], top["line"], top["time"]) == (6.0, "main", 1, 6.0)
-    assert [(child["name"], child["time"]) for child in top["children"]] == [("a", 2.0)]
-    deep = _record.tree([([f"f\x00s.py\x00{i}" for i in range(9000)], 1.0)])
-    assert len(list(_compare._frames(deep))) == _record.MOST_FRAMES + 1
-    json.dumps(deep)

@@ -82,6 +82,26 @@ def test_tree_of_targets_with_none_in_odd_places(make):
     assert not isinstance(found[0], type)
 
 
+#: Trees without leaves, alone and in others.
+EMPTY = [[], (), {}, None, collections.namedtuple("Empty", "")(), [[]], [{}, None], Pair([], ())]
+
+
+@pytest.mark.parametrize("place", [lambda x: x, lambda x: [x], lambda x: {"a": x, "b": GOOD}])
+@pytest.mark.parametrize("empty", EMPTY, ids=str)
+def test_targets_of_nothing(empty, place):
+    """Trap 10: a target that no leaf is put to is wrong or not, as the reference says."""
+    targets = [
+        None, device(1), SingleDeviceSharding(device(1)), [], (), {}, "cpu", 3, [device(1)],
+        collections.OrderedDict(), collections.OrderedDict(a=device(1)), Node([device(1)]),
+        collections.defaultdict(int, a=device(1)), Pair(device(1), None), np.ones(2),
+    ]  # fmt: skip
+    for target in targets:
+        for where in (target, [target], {"a": target, "b": device(2)}):
+            expected = outcome(jax.device_put, place(empty), where)
+            for _ in range(3):
+                assert outcome(jaxmarshal.device_put, place(empty), where) == expected
+
+
 # --- Dicts, lists and custom nodes ---------------------------------------------------------------
 
 

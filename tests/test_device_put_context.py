@@ -188,6 +188,10 @@ GUARDED = {
         lambda: jax.device_put(aligned(8), device(2)),
         lambda: NamedSharding(mesh_of(*range(8)), P("x")),
     ),
+    "between shardings": (
+        lambda: jax.device_put(aligned((8, 8)), NamedSharding(mesh_of(*range(8)), P("x"))),
+        lambda: NamedSharding(mesh_of(*range(8)), P(None, "x")),
+    ),
     "wrap": (lambda: jax.device_put(aligned(3), device(1)), lambda: device(1)),
     "identity": (lambda: jax.device_put(aligned(3), device(1)), lambda: None),
 }
@@ -204,8 +208,9 @@ def guarded(what, kind, level):
     """Does this guard concern what the call does?"""
     concerned = {
         "host": ("all", "host to device"),
-        "device": ("all", "device to device"),
-        "device to sharding": ("all", "device to device"),
+        "device": KINDS,
+        "device to sharding": KINDS,
+        "between shardings": KINDS,
     }
     return level != "allow" and kind in concerned.get(what, ())
 

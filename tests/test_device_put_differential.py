@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from observe import observe
-from recipes import P, Pair, leaves, make_mesh, realise, trees
+from proof import Proof
+from recipes import P, Pair, Recipe, leaves, make_mesh, pool, realise, trees
+from support import aligned
 
 import jaxmarshal
 
@@ -64,24 +66,23 @@ def prefixes(draw, tree, depth=2):
     return draw(targets)
 
 
-CONTEXTS = [
-    contextlib.nullcontext,
-    contextlib.nullcontext,
-    contextlib.nullcontext,
-    lambda: jax.enable_x64(True),
-    lambda: jax.default_device(jax.devices()[2]),
-    lambda: jax.default_device("cpu"),
-    lambda: jax.transfer_guard("disallow"),
-    lambda: jax.transfer_guard("disallow_explicit"),
-    lambda: jax.transfer_guard("allow"),
-    lambda: jax.debug_nans(True),
-    lambda: jax.disable_jit(),
-    lambda: jax.default_matmul_precision("highest"),
-    lambda: jax.numpy_dtype_promotion("strict"),
-    lambda: make_mesh(("x", 8)),
-    lambda: jax.sharding.use_abstractmake_mesh(make_mesh(("x", 8)).abstract_mesh),
-    lambda: np.errstate(all="raise"),
-]
+CONTEXTS = {
+    "plain": contextlib.nullcontext,
+    "x64": lambda: jax.enable_x64(True),
+    "another default device": lambda: jax.default_device(jax.devices()[2]),
+    "a platform as default device": lambda: jax.default_device("cpu"),
+    "disallow": lambda: jax.transfer_guard("disallow"),
+    "disallow_explicit": lambda: jax.transfer_guard("disallow_explicit"),
+    "allow": lambda: jax.transfer_guard("allow"),
+    "debug_nans": lambda: jax.debug_nans(True),
+    "disable_jit": lambda: jax.disable_jit(),
+    "matmul precision": lambda: jax.default_matmul_precision("highest"),
+    "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "a mesh": lambda: make_mesh(("x", 8)),
+    "an abstract mesh": lambda: jax.sharding.use_abstract_mesh(make_mesh(("x", 8)).abstract_mesh),
+    "numpy's errors": lambda: np.errstate(all="raise"),
+}
+contexts = st.sampled_from(["plain", "plain", *CONTEXTS])
 
 options = st.integers(0, 14).flatmap(
     lambda n: st.sampled_from(
@@ -91,40 +92,54 @@ options = st.integers(0, 14).flatmap(
 )  # fmt: skip
 
 
-def compare(tree, device, context, keywords):
+@pytest.fixture
+def proof():
+    """Agreement in each context about results too, and about calls that were fast."""
+    made = Proof()
+    yield made
+    made.check(errors=["disallow_explicit"], slow=["disallow"])
+
+
+def compare(proof, tree, device, context, keywords):
     """Reference once, then jaxmarshal twice: the call that records, and the one that may hit."""
 
     def outcome(function):
-        return observe(function, realise(tree, {}), device, context=context, **keywords)
+        return observe(
+            function, realise(tree, {}), device, context=CONTEXTS[context], **keywords
+        )
 
-    expected = outcome(jax.device_put)
-    assert outcome(jaxmarshal.device_put) == expected
-    assert outcome(jaxmarshal.device_put) == expected
+    proof.compare(
+        context, lambda: outcome(jax.device_put), lambda: outcome(jaxmarshal.device_put)
+    )
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_contexts(proof, context):
+    """One call of each kind in each context, which is entered."""
+    proof.enough = 1
+    for tree in (Recipe(aligned, 3), 1.5, [pool()["committed"]]):
+        for device in (None, jax.devices()[0], jax.devices()[3]):
+            for _ in range(2):
+                compare(proof, tree, device, context, {})
 
 
 @pytest.mark.slow
 @hypothesis.given(data=st.data())
-def test_one_leaf(data):
+def test_one_leaf(proof, data):
     """Single leaves to single targets: dtypes, values, strides, alignment, options, contexts."""
-    compare(
-        data.draw(leaves), data.draw(targets), data.draw(st.sampled_from(CONTEXTS)),
-        data.draw(options),
-    )
+    compare(proof, data.draw(leaves), data.draw(targets), data.draw(contexts), data.draw(options))
 
 
 @pytest.mark.slow
 @hypothesis.given(data=st.data())
-def test_trees(data):
+def test_trees(proof, data):
     """Trees to one target."""
-    compare(
-        data.draw(trees), data.draw(targets), data.draw(st.sampled_from(CONTEXTS)),
-        data.draw(options),
-    )
+    compare(proof, data.draw(trees), data.draw(targets), data.draw(contexts), data.draw(options))
 
 
 @pytest.mark.slow
 @hypothesis.given(data=st.data())
-def test_trees_of_targets(data):
+def test_trees_of_targets(proof, data):
     """Trees to trees of targets, fitting and not."""
     tree = data.draw(trees)
-    compare(tree, data.draw(prefixes(tree)), data.draw(st.sampled_from(CONTEXTS)), {})
+    compare(proof, tree, data.draw(prefixes(tree)), data.draw(contexts), {})

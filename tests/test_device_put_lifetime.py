@@ -364,9 +364,12 @@ def test_first_array_met_in_a_context(fresh, context):
         assert layout["notes"] == ["switched off by JAXMARSHAL_OBJECT_LAYOUT"]
     else:
         usual = first_array(fresh, "contextlib.nullcontext()", "jaxmarshal")[1]
-        # Several words of a buffer can fit, and how many is chance; the others are one each.
+        # Several words of a buffer or a client can fit, by chance; of the others there is one each.
         assert layout.pop("data_layout")
         assert usual.pop("data_layout")
+        clients, others = layout.pop("clients"), usual.pop("clients")
+        assert clients.keys() == others.keys() == {"cpu"}
+        assert set(clients["cpu"]) & set(others["cpu"])
         assert layout == usual
         assert layout["notes"] == []
         assert None not in layout.values()

@@ -189,6 +189,7 @@ FAILURES = {
 }  # fmt: skip
 
 
+@pytest.mark.errors
 @pytest.mark.parametrize("name", FAILURES)
 def test_errors_are_the_reference(name):
     """Same type, same text; the call is counted as a miss with its reason."""

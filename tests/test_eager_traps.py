@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eager import HOST_DATA, X, hit_by, hits, same
+from eager import ALONE, HOST_DATA, X, hit_by, hits, same
 from jax import lax
 from jax.extend.core import Primitive
 from jax.sharding import NamedSharding, PartitionSpec
@@ -26,7 +26,7 @@ import jaxmarshal
 @pytest.fixture(autouse=True)
 def installed():
     """Every test here runs with jaxmarshal installed, so that calls are written as users do."""
-    with jaxmarshal.installed():
+    with jaxmarshal.installed(ALONE):
         yield
 
 
@@ -44,13 +44,22 @@ def test_operations_hit(name):
         lambda x: lax.sort(x), lambda x: lax.sort((x, -x)), lambda x: lax.top_k(x, 3),
         lambda x: lax.convert_element_type(x, "int32"),
         lambda x: lax.bitcast_convert_type(x, "int32"),
-        lambda x: lax.concatenate([x, x], 0), lambda x: lax.cumsum(x), lambda x: jnp.array(x),
+        lambda x: lax.concatenate([x, x], 0), lambda x: lax.cumsum(x),
         lambda x: lax.dynamic_slice(x, (2,), (3,)), lambda x: lax.expand_dims(x, (0,)),
     ],
 )  # fmt: skip
 def test_operations_with_parameters(call):
     """Parameters are part of what is looked up; several results come as in JAX."""
     hit_by("bind", call, jnp.asarray(X))
+
+
+def test_arrays_of_arrays():
+    """A copy is one step, and what is an array already is its own result."""
+    x = jnp.asarray(X)
+    hit_by("array", lambda x: jnp.array(x), x)
+    hit_by("asarray", lambda x: jnp.asarray(x), x)
+    hit_by("asarray", lambda x: jnp.asarray(x, jnp.int32), x)
+    assert jnp.asarray(x) is x
 
 
 def test_trap_4_contexts():
@@ -143,6 +152,7 @@ def test_creations_hit(name, args):
     ],
     ids=str,
 )  # fmt: skip
+@pytest.mark.errors("(2, 'a')", "('ab',)", "(-1,)", "(2.0,)", "numpy.str_")
 def test_odd_creations(name, args):
     """Signs of zero, dtypes JAX has not, numbers out of range, and what is wrong."""
     same(lambda *args: getattr(jnp, name)(*args), *args)
@@ -173,6 +183,7 @@ INDICES = [
 
 
 @pytest.mark.parametrize("index", INDICES, ids=str)
+@pytest.mark.errors("(0, 0)", "1.5", "[1, 2]", "a")
 def test_indices(index):
     """Static indices of every form, in and out of bounds, and others."""
     same(getitem, jnp.asarray(X), index)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from child import run_code
+from conftest import LAYOUT_OFF
 from support import counts
 
 import jaxmarshal
@@ -91,6 +92,30 @@ def test_ordinary_misses_are_for_debugging(log):
     assert [record.levelname for record in log.records] == ["DEBUG", "DEBUG"]
 
 
+def test_a_script_of_many_steps(log):
+    """A line for each kind of call that misses, none for tracing or what JAX calls inside."""
+    x = jax.numpy.ones(3)
+    log.set_level(logging.INFO, "jaxmarshal")
+    log.clear()
+    with jaxmarshal.installed():
+        for step in range(20):
+            jax.device_put(np.ones(3), may_alias=False)
+            jax.numpy.asarray(np.ones(3), dtype=jax.numpy.float32)
+            jax.jit(lambda x, step=step: jax.numpy.sin(x) + step)(x)
+            jax.grad(lambda x: jax.numpy.sum(x * x))(x)
+            jax.vmap(jax.numpy.sin)(x)
+    lines = [record.getMessage() for record in log.records]
+    named = [line.partition(":")[0] for line in lines]
+    assert {"device_put", "asarray"} <= set(named) <= {
+        "device_put", "asarray", "array", "jit"
+    }, lines  # fmt: skip
+    assert len(set(lines)) == len(lines) <= 5, lines
+    (asarray,) = (line for line in lines if line.startswith("asarray"))
+    assert "Convert the numpy array first" in asarray
+    assert not any("racer" in line or "JAX trace" in line for line in lines)
+
+
+@pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without words")
 def test_a_compiled_call_is_logged(log):
     """Other entry points log under their own names."""
     compiled = jax.jit(lambda x: x + 1).lower(np.zeros(3, np.float32)).compile()

@@ -20,6 +20,7 @@ FAST = {
     "serving": {"compiled_call"},
     "environment": {"device_put", "compiled_call"},
     "sampler": {"compiled_call"},
+    "packed": {"device_put", "jit"},
 }
 
 pytestmark = [
@@ -54,7 +55,8 @@ def test_example(name):
     assert re.fullmatch(r"before, plain JAX: +\d+\.\d µs per step", before)
     assert re.fullmatch(r"after, jaxmarshal: +\d+\.\d µs per step", after)
     assert re.fullmatch(r"speedup: +\d+\.\d\d ×", speedup)
-    assert re.fullmatch(r"results: +identical bit for bit", results)
+    agreement = "equal within 0.0001" if name == "packed" else "identical bit for bit"
+    assert re.fullmatch(rf"results: +{agreement}", results)
     hits = {
         entry: int(number)
         for entry, number in (re.match(r"(\w+): (\d+) hits", line).groups() for line in counts)

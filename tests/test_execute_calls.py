@@ -165,6 +165,7 @@ def test_trees_of_results(build):
     assert counts()[0] == 2
 
 
+@pytest.mark.errors
 def test_node_that_raises_or_changes_the_tree():
     """Flatten functions of custom nodes may raise or change the tree they are in."""
 
@@ -266,6 +267,7 @@ def owners():
     ],
 )
 @pytest.mark.parametrize("entry", list(owners()))
+@pytest.mark.errors
 def test_arguments_that_do_not_fit(entry, args, kwargs):
     """Too few, too many, by a name, by the name of the object itself: the reference's errors."""
     owner, call = owners()[entry]
@@ -287,6 +289,7 @@ def test_arguments_that_do_not_fit(entry, args, kwargs):
 
 
 @pytest.mark.parametrize("entry", list(owners()))
+@pytest.mark.errors
 def test_methods_are_as_they_were(entry):
     """Found on the class and on the object, with the reference's name, text and signature."""
     owner, call = owners()[entry]

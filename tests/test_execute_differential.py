@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from observe import observe
+from proof import Proof
 from recipes import Node, P, Pair, Recipe, aligned, make_mesh, realise
-from support import THOROUGH
+from support import THOROUGH, imported
 
 from jaxmarshal import _execute, _reference
 
@@ -42,7 +43,7 @@ def on_device(dtype, where):
     if where == "column-major":
         columns = aligned(data.nbytes, 0).view(dtype).reshape(4, 8).T
         columns[...] = data
-        return jax.dlpack.from_dlpack(columns)
+        return imported(columns)
     if where == "deleted":
         array = jax.device_put(data)
         array.delete()
@@ -110,30 +111,37 @@ def program(kind, tree):
 
 
 kinds = st.sampled_from(["each", "sum", "first", "many", "none"])
-CONTEXTS = [
-    contextlib.nullcontext, contextlib.nullcontext, contextlib.nullcontext,
-    lambda: jax.enable_x64(True),
-    lambda: jax.default_device(jax.devices()[2]),
-    lambda: jax.transfer_guard("disallow"),
-    lambda: jax.debug_nans(True),
-    lambda: jax.disable_jit(),
-    lambda: jax.no_execution(),
-    lambda: jax.default_matmul_precision("highest"),
-    lambda: make_mesh(("x", 8)),
-]  # fmt: skip
+CONTEXTS = {
+    "plain": contextlib.nullcontext,
+    "x64": lambda: jax.enable_x64(True),
+    "another default device": lambda: jax.default_device(jax.devices()[2]),
+    "disallow": lambda: jax.transfer_guard("disallow"),
+    "debug_nans": lambda: jax.debug_nans(True),
+    "disable_jit": lambda: jax.disable_jit(),
+    "no_execution": lambda: jax.no_execution(),
+    "matmul precision": lambda: jax.default_matmul_precision("highest"),
+    "a mesh": lambda: make_mesh(("x", 8)),
+}
+contexts = st.sampled_from(["plain", "plain", *CONTEXTS])
 
 
-def compare(reference, accelerated, owner, args, kwargs, context):
+@pytest.fixture
+def proof():
+    """Agreement in each context about results too, and about calls that were fast."""
+    made = Proof()
+    yield made
+    made.check(errors=["no_execution"], slow=["debug_nans", "disallow", "disable_jit"])
+
+
+def compare(proof, reference, accelerated, owner, args, kwargs, context):
     """Reference once, then jaxmarshal twice: the call that records, and the one that may hit."""
 
     def outcome(function):
         made: dict = {}
         fresh, named = realise(args, made), realise(kwargs, made)
-        return observe(function, owner, *fresh, context=context, **named)
+        return observe(function, owner, *fresh, context=CONTEXTS[context], **named)
 
-    expected = outcome(reference)
-    assert outcome(accelerated) == expected
-    assert outcome(accelerated) == expected
+    proof.compare(context, lambda: outcome(reference), lambda: outcome(accelerated))
 
 
 def compiled(args, kwargs, kind, donate, keep_unused):
@@ -155,45 +163,45 @@ def change_one(data, args):
     return (*args[:i], data.draw(changes), *args[i + 1 :])
 
 
-def check_compiled(data, args, kwargs):
+def check_compiled(proof, data, args, kwargs):
     """Calls of one Compiled with its own arguments, then with others, in several contexts."""
     owner = compiled(
         args, kwargs, data.draw(kinds), data.draw(st.booleans()), data.draw(st.booleans())
     )
     for _ in range(2):
         compare(
-            _reference.compiled_call, _execute.compiled_call, owner, args, kwargs,
-            data.draw(st.sampled_from(CONTEXTS)),
+            proof, _reference.compiled_call, _execute.compiled_call, owner, args, kwargs,
+            data.draw(contexts),
         )
         args = change_one(data, args)
     compare(
-        _reference.compiled_call, _execute.compiled_call, owner, args, kwargs,
-        contextlib.nullcontext,
+        proof, _reference.compiled_call, _execute.compiled_call, owner, args, kwargs,
+        "plain",
     )
 
 
 @pytest.mark.slow
 @hypothesis.settings(max_examples=120 if THOROUGH else 18)
 @hypothesis.given(data=st.data())
-def test_compiled_on_one_device(data):
+def test_compiled_on_one_device(proof, data):
     """`Compiled.__call__` with any tree of positional and keyword arguments."""
     args = tuple(data.draw(st.lists(trees(leaves), max_size=3)))
     kwargs = data.draw(st.dictionaries(st.sampled_from(["scale", "bias"]), leaves, max_size=1))
-    check_compiled(data, args, kwargs)
+    check_compiled(proof, data, args, kwargs)
 
 
 @pytest.mark.slow
 @hypothesis.settings(max_examples=40 if THOROUGH else 6)
 @hypothesis.given(data=st.data())
-def test_compiled_on_eight_devices(data):
+def test_compiled_on_eight_devices(proof, data):
     """`Compiled.__call__` with sharded and replicated arguments."""
-    check_compiled(data, tuple(data.draw(st.lists(trees(wide), min_size=1, max_size=2))), {})
+    check_compiled(proof, data, tuple(data.draw(st.lists(trees(wide), min_size=1, max_size=2))), {})
 
 
 @pytest.mark.slow
 @hypothesis.settings(max_examples=120 if THOROUGH else 18)
 @hypothesis.given(data=st.data())
-def test_flat_calls(data):
+def test_flat_calls(proof, data):
     """`MeshExecutable.call` and `ExecuteReplicated.__call__` with flat arguments."""
     args = tuple(data.draw(st.lists(leaves, max_size=4)))
     owner = compiled(args, {}, data.draw(kinds), data.draw(st.booleans()), True)._executable
@@ -205,8 +213,8 @@ def test_flat_calls(data):
         ),
     ]  # fmt: skip
     for reference, accelerated, holder in pairs:
-        compare(reference, accelerated, holder, args, {}, data.draw(st.sampled_from(CONTEXTS)))
-        compare(reference, accelerated, holder, args, {}, contextlib.nullcontext)
+        compare(proof, reference, accelerated, holder, args, {}, data.draw(contexts))
+        compare(proof, reference, accelerated, holder, args, {}, "plain")
     changed = change_one(data, args)
     # unsafe_call does not check: with other arguments even the reference may give garbage.
-    compare(*pairs[0], changed, {}, contextlib.nullcontext)
+    compare(proof, *pairs[0], changed, {}, "plain")

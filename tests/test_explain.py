@@ -179,6 +179,56 @@ def test_unknown_function():
     assert answer.meaning and answer.advice
 
 
+class Wrapper:
+    """As libraries wrap a jitted function."""
+
+    def __init__(self, function):
+        self._cached = function
+
+    def __call__(self, *args):
+        return self._cached(*args)
+
+
+def test_a_wrapper_of_a_jitted_function():
+    """The answer names what is inside, and nothing is called."""
+    def add(x):
+        raise AssertionError("called")
+
+    answer = explain(Wrapper(jax.jit(add)), jnp.ones(3))
+    assert (answer.hit, answer.entry_point, answer.reason) == (False, None, "leads_to_others")
+    assert "jitted functions (add)" in answer.meaning
+
+
+def test_a_function_that_uses_several():
+    """Entry points of its globals, its closure and JAX's modules; transformed functions, too."""
+    add = jax.jit(lambda x: x + 1)
+
+    def step(x):
+        return jnp.concatenate([add(jax.device_put(x)), x])
+
+    for function in (step, jax.vmap(step), functools.partial(step)):
+        text = explain(function, jnp.ones(3)).meaning
+        for part in ("jitted functions (<lambda>)", "jax.device_put", "jax.random (concatenate)"):
+            assert part in text
+    assert "jitted functions" in explain(jnp.add, jnp.ones(3), 1).meaning
+
+
+def test_a_custom_derivative():
+    """`jax.nn.relu` is called through a class that users' functions share."""
+    x = jnp.ones(3)
+    with jaxmarshal.installed():
+        for _ in range(4):
+            jax.nn.relu(x)
+        answer = explain(jax.nn.relu, x)
+    assert answer.entry_point == "functions"
+    assert answer.hit, answer
+    assert repr(answer) == str(answer) == "functions: a hit."
+    calls = []
+    own = jax.custom_jvp(lambda x: calls.append(x) or x)
+    assert explain(own, x).entry_point is None
+    assert not calls
+
+
 # --- Compiled functions --------------------------------------------------------------------------
 
 
@@ -303,7 +353,7 @@ def test_compiled_words_and_trees():
     answer = explain(compiled, tree, s=scale)
     assert (answer.reason, answer.leaf) == ("aval", "args[0]['b'][0]")
     assert "float32[3]" in str(answer) and "float32[4]" in str(answer)
-    assert explain(compiled, [tree], s=scale).reason == "tree"
+    assert explain(compiled, [tree], s=scale).reason == "not_recorded"
     with jax.debug_nans(False), jax.default_matmul_precision("highest"):
         assert explain(compiled, tree, s=scale).reason == "not_recorded"
 
@@ -349,7 +399,9 @@ def test_every_reason_was_met():
     """What is neither provoked above nor listed as impossible here has been forgotten."""
     met = {*DEVICE_PUT, *COMPILED, *ELSEWHERE}
     met |= {"options", "target", "tree"}    # test_device_put_arguments
+    met |= {"object_layout"}    # test_stepping_aside
     met |= {"trace", "profiler", "layout", "executable", "hook", "host_leaves"}    # their own tests
+    met.add("replaced")    # test_eager_replaced
     assert met == {reason.name for reason in REASONS}
 
 
@@ -411,7 +463,9 @@ def test_jitted_before_and_after_recording():
     assert str(explain(function, jnp.ones(3))) == "jit: a hit."
     function.clear_cache()
     assert explain(function, jnp.ones(3)).reason == "not_recorded"
-    for bad, reason in ((deleted(), "deleted"), ("text", "unknown_type"), (1.5, "host_leaves")):
+    for bad, reason in (
+        (deleted(), "deleted"), ("text", "unknown_type"), (np.ones(3), "host_leaves"),
+    ):  # fmt: skip
         answer = explain(jitted(warm=False), bad)
         assert answer.reason == reason
         assert answer.leaf == (None if reason == "host_leaves" else "args[0]")
@@ -499,7 +553,7 @@ def test_jitted_methods_and_partials():
 
 
 def test_jitted_whether_it_is_installed():
-    """A function that `install()` made is JAX's own again once that is undone."""
+    """A function that `install()` found is called by JAX again once that is undone."""
     with jaxmarshal.installed("jit"):
         by_install, own = jax.jit(lambda x: x + 1), jaxmarshal.jit(lambda x: x + 1)
         for function in (by_install, own):
@@ -511,5 +565,147 @@ def test_jitted_whether_it_is_installed():
     assert answer.hit and not answer.installed
     assert "jaxmarshal is not installed" in str(answer)
     plain = explain(jax.jit(lambda x: x + 1), jnp.ones(3))
-    assert (plain.reason, plain.entry_point) == ("unknown_function", None)
-    assert "jaxmarshal.jit" in plain.advice
+    assert (plain.reason, plain.entry_point) == ("not_recorded", "jit") and not plain.installed
+
+
+# --- What ends in an entry point -----------------------------------------------------------------
+
+
+def make_wrapper(jitted):
+    """What a library makes of a jitted function: an object that prepares its arguments."""
+
+    def __call__(self, *args, **kwargs):
+        self.prepared += 1
+        return self._cached({"args": args}, **kwargs)
+
+    def __get__(self, instance, _=None):
+        return self if instance is None else Method(self, instance)
+
+    class Method:
+        def __init__(self, function, instance):
+            self.func, self.args, self.keywords = function, (instance,), {}
+
+        def __call__(self, *args, **kwargs):
+            return self.func(*self.args, *args, **kwargs)
+
+    Method.__module__ = "equinox.something"
+    names = {"__call__": __call__, "__get__": __get__, "__module__": "equinox.something"}
+    wrapper = type("Wrapper", (), names)()
+    wrapper._cached, wrapper.prepared = jitted, 0
+    return wrapper
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_wrapper_of_a_library(installed):
+    """The answer is about the jitted function inside, which does not run."""
+    runs = []
+
+    def function(tree, scale=1.0):
+        runs.append(scale)
+        return tree["args"][-1] * scale
+
+    with jaxmarshal.installed() if installed else jaxmarshal.uninstalled():
+        wrapper = make_wrapper(jax.jit(function))
+        answer = explain(wrapper, jnp.ones(3), scale=jnp.ones(3))
+        assert (answer.entry_point, answer.reason) == ("jit", "not_recorded")
+        assert (runs, wrapper.prepared) == ([], 1)
+        for _ in range(3):
+            wrapper(jnp.ones(3), scale=jnp.ones(3))
+        traced = len(runs)
+        answer = explain(wrapper, jnp.ones(3), scale=jnp.ones(3))
+        assert (answer.hit, answer.installed) == (installed, installed)
+        answer = explain(functools.partial(wrapper, jnp.ones(4)), scale=jnp.ones(3))
+        if installed:
+            assert answer.reason == "aval"
+            assert answer.leaf == "args[0]['args'][0] of the jitted function inside"
+        assert len(runs) == traced
+        assert wrapper(jnp.ones(3), scale=jnp.ones(3)).tolist() == [1.0, 1.0, 1.0]
+        # A method of such a function.
+        owner = type("Owner", (), {"step": wrapper})()
+        assert explain(owner.step, jnp.ones(3)).entry_point == "jit"
+
+
+def test_a_wrapper_of_the_users_own_is_not_called():
+    """Nobody knows what it does on the way: the answer names what it leads to."""
+
+    class Wrapper:
+        def __init__(self):
+            self._cached = jax.jit(lambda x: x)
+
+        def __call__(self, x):
+            raise AssertionError("it was called")
+
+    answer = explain(Wrapper(), jnp.ones(3))
+    assert answer.reason == "leads_to_others"
+
+
+def test_a_wrapper_that_another_thread_calls():
+    """Only the call that is asked about is stopped."""
+    import threading
+
+    inside, asked = threading.Event(), threading.Event()
+    jitted = jax.jit(lambda tree: tree["args"][0] + 1)
+    wrapper = make_wrapper(jitted)
+    results = []
+
+    def call():
+        inside.wait(60)
+        results.append(wrapper(1.0))
+        asked.set()
+
+    def slow(self, *args):
+        self.prepared += 1
+        if not results:
+            inside.set()
+            asked.wait(60)
+        return self._cached({"args": args})
+
+    thread = threading.Thread(target=call)
+    other = type("Slow", (), {"__call__": slow, "__module__": "equinox.something"})()
+    other._cached, other.prepared = jitted, 0
+    thread.start()
+    answer = explain(other, 1.0)
+    thread.join()
+    assert answer.entry_point == "jit" and results == [2.0]
+
+
+def test_methods_of_jitted_functions():
+    """`f.__call__` is `f`."""
+    function = jitted()
+    assert explain(function.__call__, jnp.ones(3)).hit
+    assert explain(functools.partial(function.__call__, jnp.ones(3))).hit
+
+
+def test_real_wrappers():
+    """equinox and flax, where they are installed."""
+    equinox = pytest.importorskip("equinox", reason="no equinox: its wrappers were NOT asked about")
+    nnx = pytest.importorskip("flax.nnx", reason="no flax: its wrappers were NOT asked about")
+
+    class Module(equinox.Module):
+        w: jax.Array
+
+        @equinox.filter_jit
+        def step(self, x):
+            return self.w * x
+
+        @jax.jit
+        def other(self, x):
+            return self.w * x
+
+    module, x, ran = Module(jnp.ones(3)), jnp.ones(3), []
+
+    def make():
+        return lambda x: ran.append(1) or x * 2
+
+    with jaxmarshal.installed():
+        for f in (
+            equinox.filter_jit(make()), nnx.jit(make()), module.step, module.other,
+            functools.partial(equinox.filter_jit(make())),
+        ):  # fmt: skip
+            assert explain(f, x).reason == "not_recorded"
+            assert ran == []
+            for _ in range(4):
+                f(x)
+            ran.clear()
+            assert explain(f, x).hit
+        assert explain(Module.step, module, x).hit

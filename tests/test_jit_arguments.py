@@ -13,6 +13,8 @@ from observe import observe
 from support import aligned, column_major
 from twins import Twins, jit_counts
 
+from jaxmarshal import _reference
+
 # --- 5: not plain calls --------------------------------------------------------------------------
 
 
@@ -101,7 +103,8 @@ def test_trap_5_donated_arguments():
     assert jit_counts() == (4, {})
     gone = [observe(f, x) for f, x in zip((twins.plain, twins.fast), before, strict=True)]
     assert gone[0] == gone[1] and gone[0][0][0] == "raised"
-    assert jit_counts() == (0, {"deleted": 1})
+    # The plan's own error is that of jaxlib's C++, where that does not look before.
+    assert jit_counts() == (0, {"deleted": 1} if _reference.looks_for_donated else {})
 
 
 @pytest.mark.parametrize("donated", [(0,), (1,), (0, 1)])

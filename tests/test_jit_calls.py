@@ -339,11 +339,14 @@ def test_feedback():
 
 
 def test_uninstalling_turns_plans_off():
-    """A function made by `install()` is JAX's own again when jaxmarshal is uninstalled."""
+    """A function made by `install()` is called by JAX again when jaxmarshal is uninstalled.
+
+    Its plans are kept for the next time.
+    """
     x = jnp.ones(3)
     jaxmarshal.install("jit")
-    by_install = jax.jit(lambda x: x + 1)
-    own = jaxmarshal.jit(lambda x: x + 2)
+    by_install = jax.jit(lambda x: jax.lax.add(x, x))
+    own = jaxmarshal.jit(lambda x: jax.lax.mul(x, x))
     for function in (by_install, own):
         function(x)
         function(x)
@@ -351,7 +354,7 @@ def test_uninstalling_turns_plans_off():
     jaxmarshal.uninstall()
     assert by_install(x).tolist() == [2] * 3
     assert jit_counts() == (0, {})
-    assert own(x).tolist() == [3] * 3
+    assert own(x).tolist() == [1] * 3
     assert jit_counts() == (1, {})
     jaxmarshal.install("jit")
     by_install(x)
@@ -367,7 +370,7 @@ def test_only_jit():
     device_put = jax.device_put
     with jaxmarshal.installed("jit"):
         assert jax.device_put is device_put
-        function = jax.jit(lambda x: x + 1)
+        function = jax.jit(jax.lax.neg)
         x = jnp.ones(3)
         jit_counts()
         function(x)

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
+from observe import total_hits
+from proof import Proof
 from recipes import Layer, Node, P, Pair, Recipe, make_mesh, realise
 from support import THOROUGH
 from test_execute_differential import host, on_device
 from twins import Twins
-
-import jaxmarshal
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.with mesh.. context manager:DeprecationWarning",
@@ -214,21 +214,29 @@ LOCAL = [
     rematerialised, random, eager,
 ]  # fmt: skip
 WIDE = [each, nested, gradient, closure, looped, across, constrained]
-CONTEXTS = [
-    *[contextlib.nullcontext] * 6,
-    lambda: jax.enable_x64(True),
-    lambda: jax.default_device(jax.devices()[2]),
-    lambda: jax.transfer_guard("disallow"),
-    lambda: jax.debug_nans(True),
-    lambda: jax.disable_jit(),
-    lambda: jax.no_execution(),
-    lambda: jax.default_matmul_precision("highest"),
-    lambda: make_mesh(("x", 8)),
-    lambda: jax.set_mesh(make_mesh(("x", 8))),
-    lambda: jax.sharding.use_abstract_mesh(make_mesh(("x", 8)).abstract_mesh),
-    lambda: jax.numpy_dtype_promotion("strict"),
-    lambda: jaxmarshal.installed(),
-]  # fmt: skip
+CONTEXTS = {
+    "plain": contextlib.nullcontext,
+    "x64": lambda: jax.enable_x64(True),
+    "another default device": lambda: jax.default_device(jax.devices()[2]),
+    "disallow": lambda: jax.transfer_guard("disallow"),
+    "debug_nans": lambda: jax.debug_nans(True),
+    "disable_jit": lambda: jax.disable_jit(),
+    "no_execution": lambda: jax.no_execution(),
+    "matmul precision": lambda: jax.default_matmul_precision("highest"),
+    "with mesh": lambda: make_mesh(("x", 8)),
+    "set_mesh": lambda: jax.set_mesh(make_mesh(("x", 8))),
+    "an abstract mesh": lambda: jax.sharding.use_abstract_mesh(make_mesh(("x", 8)).abstract_mesh),
+    "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
+}
+contexts = st.sampled_from([*["plain"] * 5, *CONTEXTS])
+
+
+@pytest.fixture
+def proof():
+    """Agreement in each context about results too."""
+    made = Proof()
+    yield made
+    made.check(errors=["no_execution"], slow=set(CONTEXTS) - {"plain"})
 
 
 def replace_leaf(data, tree, new):
@@ -240,7 +248,7 @@ def replace_leaf(data, tree, new):
     return jax.tree.unflatten(structure, found)
 
 
-def check(data, programs, children):
+def check(proof, data, programs, children):
     """Twins are called several times, each with one of a few arguments and contexts."""
     program = data.draw(st.sampled_from(programs))
     n = data.draw(st.integers(1, 3))
@@ -273,7 +281,7 @@ def check(data, programs, children):
         variant = data.draw(st.sampled_from(variants))
         static = data.draw(st.sampled_from([(), (), (0,), (1,), (True,), (1.0,), ("s",)]))
         other = data.draw(st.sampled_from([{}, {}, {"other": 2}, {"other": (1, "a")}]))
-        context = data.draw(st.sampled_from(CONTEXTS))
+        context = data.draw(contexts)
         for _ in range(data.draw(st.integers(1, 2))):
             made: dict = {}
 
@@ -281,23 +289,28 @@ def check(data, programs, children):
                 made.clear()
                 return (realise(variant, made), some, *static)
 
-            twins(args, lambda other=other, made=made: {**realise(named, made), **other}, context)
+            before = total_hits()
+            seen = twins(
+                args, lambda other=other, made=made: {**realise(named, made), **other},
+                CONTEXTS[context],
+            )
+            proof.note(context, seen, total_hits() - before)
 
 
 @pytest.mark.slow
 @hypothesis.settings(max_examples=80 if THOROUGH else 12)
 @hypothesis.given(data=st.data())
-def test_on_one_device(data):
+def test_on_one_device(proof, data):
     """Any program over any tree."""
-    check(data, LOCAL, leaves)
+    check(proof, data, LOCAL, leaves)
 
 
 @pytest.mark.slow
 @hypothesis.settings(max_examples=25 if THOROUGH else 5)
 @hypothesis.given(data=st.data())
-def test_on_eight_devices(data):
+def test_on_eight_devices(proof, data):
     """Programs over sharded and replicated arrays."""
-    check(data, WIDE, wide)
+    check(proof, data, WIDE, wide)
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def test_trap_11_clear_cache_with_functions_made_before():
         plain(x)
         fast(x)
     assert len(traces) == 1
-    assert jit_counts() == (1, {"not_recorded": 1})    # though the other one had it compiled
+    assert jit_counts() == (0, {"not_recorded": 2})    # jaxlib has it from the other one
     fast.clear_cache()
     assert plain._cache_size() == 0
     plain(x)
@@ -215,26 +215,6 @@ def test_trap_11_garbage_of_callers():
         caller()
     jax.block_until_ready(function(x))
     assert sys.getrefcount(caller.__code__) - before < 1000
-
-
-@pytest.mark.slow
-def test_many_signatures_keep_few_plans():
-    """A function that is called with ever new shapes keeps at most eight plans."""
-    from jaxmarshal import _counters
-
-    function = jaxmarshal.jit(lambda x: x + 1)
-    arrays = [jax.device_put(np.zeros(n, np.float32)) for n in range(1, 151)]
-    for x in arrays:
-        assert function(x).shape == x.shape
-    assert function._cache_size() == 150
-    if _counters.debug_build():
-        gc.collect()
-        assert _counters.snapshot()["live_plans"] <= 16
-    jit_counts()
-    for x in arrays:
-        assert function(x).shape == x.shape
-    hits, reasons = jit_counts()
-    assert hits <= 16 and hits + sum(reasons.values()) == 150
 
 
 def test_arrays_after_data_on_the_host():

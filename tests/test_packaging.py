@@ -85,9 +85,9 @@ def test_licences(name):
 
 
 def test_extras():
-    """`dev` is all the others, and each one is explained."""
+    """`dev` is all the others but the libraries of programs, and each one is explained."""
     (everything,) = EXTRAS["dev"]
-    assert set(re.findall(r"\w+", everything)) == {"jaxmarshal", *EXTRAS} - {"dev"}
+    assert set(re.findall(r"\w+", everything)) == {"jaxmarshal", *EXTRAS} - {"dev", "programs"}
     page = (REPOSITORY / "docs" / "install.md").read_text()
     assert [extra for extra in EXTRAS if f"`{extra}`" not in page] == []
 
@@ -115,12 +115,80 @@ def test_the_workflow_runs_what_a_change_must_pass():
 
 
 def test_every_trap_is_documented_and_tested():
-    """The catalogue has the traps 1 to 14, and each has a test that says that it is about it."""
+    """The catalogue has the traps in order, and each has a test that says that it is about it."""
     catalogue = (REPOSITORY / "docs" / "traps.md").read_text()
     numbers = [int(number) for number in re.findall(r"^## (\d+)\.", catalogue, re.MULTILINE)]
-    assert numbers == list(range(1, 15))
+    assert numbers[:14] == list(range(1, 15))
+    assert numbers == sorted(set(numbers))
     listed = re.findall(r"^<!-- tests of trap (\d+) -->$", catalogue, re.MULTILINE)
     assert [int(number) for number in listed] == numbers
     sources = "\n".join(path.read_text() for path in REPOSITORY.glob("tests/test_*.py"))
     tested = {int(number) for number in re.findall(r'^    """Trap (\d+):', sources, re.MULTILINE)}
     assert tested >= set(numbers)
+
+
+def matrix():
+    """JAX -> Python, the pairs that `make matrix` runs."""
+    tree = ast.parse((REPOSITORY / "noxfile.py").read_text())
+    (found,) = [
+        ast.literal_eval(node.value) for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MATRIX"
+    ]  # fmt: skip
+    return found
+
+
+def test_supported_versions():
+    """The README, the classifiers and the wheels name the versions that the matrix runs."""
+    from jaxmarshal import _reference
+
+    text = (REPOSITORY / "README.md").read_text()
+    section = text.partition("## Supported versions\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \|$", section, re.MULTILINE)
+    assert [(jax, python) for python, jax in rows] == list(matrix().items())
+    low, high = (
+        ".".join(map(str, bound)) for bound in (_reference.LOWER_BOUND, _reference.UPPER_BOUND)
+    )
+    assert f"`jax>={low},<{high}`" in section
+    assert f"jax>={low},<{high}" in PROJECT["project"]["dependencies"]
+    classifier = "Programming Language :: Python :: "
+    stated = {
+        line.removeprefix(classifier) for line in PROJECT["project"]["classifiers"]
+        if re.fullmatch(re.escape(classifier) + r"3\.\d+", line)
+    }  # fmt: skip
+    assert stated == set(matrix().values())
+    assert PROJECT["project"]["requires-python"] == ">=3.11" == f">={min(matrix().values())}"
+    wheels = {name.removesuffix("-*") for name in PROJECT["tool"]["cibuildwheel"]["build"]}
+    assert wheels == {f"cp{python.replace('.', '')}" for python in stated}
+
+
+def test_platforms_of_wheels():
+    """The workflow has a runner for each platform that the documents promise wheels for."""
+    text = (REPOSITORY / ".github" / "workflows" / "wheels.yml").read_text()
+    (runners,) = re.findall(r"runner: \[(.*)\]", text)
+    kinds = {
+        ("macos" if "macos" in runner else "aarch64" if runner.endswith("-arm") else "x86_64")
+        for runner in runners.split(", ")
+    }
+    assert kinds == {"x86_64", "aarch64", "macos"}
+    classifiers = PROJECT["project"]["classifiers"]
+    assert {"Operating System :: MacOS", "Operating System :: POSIX :: Linux"} <= set(classifiers)
+    promised = (REPOSITORY / "docs" / "versions.md").read_text()
+    assert "Wheels are configured for Linux (x86-64, AArch64) and macOS (arm64)" in promised
+
+
+def test_the_citation():
+    """What people cite is this project, its last release, and its licence."""
+    text = (REPOSITORY / "CITATION.cff").read_text()
+    fields = dict(re.findall(r"^([a-z-]+): (.+)$", text, re.MULTILINE))
+    assert fields["cff-version"] == "1.2.0"
+    assert fields["title"] == PROJECT["project"]["name"]
+    assert fields["license"] == PROJECT["project"]["license"]
+    import jaxmarshal
+
+    changes = (REPOSITORY / "CHANGELOG.md").read_text()
+    released = re.findall(r"^## \[(\d[\d.]*)\] - (\S+)$", changes, re.MULTILINE)
+    assert released[0] == (fields["version"], fields["date-released"])
+    assert fields["version"] == jaxmarshal.__version__
+    assert fields["abstract"] and fields["message"] and "\nauthors:\n" in text
+    keywords = re.findall(r"^  - ([a-z_]+)$", text, re.MULTILINE)
+    assert keywords == PROJECT["project"]["keywords"]

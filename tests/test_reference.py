@@ -182,6 +182,7 @@ EACH = """
 
 
 @pytest.mark.slow
+@pytest.mark.oldest
 def test_without_any_one_name():
     """Whichever name is missing: the import works, and so do calls with jaxmarshal installed."""
     run_code(EACH.format(lookups=LOOKUPS), XLA_FLAGS=None)

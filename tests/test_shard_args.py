@@ -88,6 +88,7 @@ def shard(function, sharding, x, layout=None, semantics=Semantics.REUSE_INPUT):
 
 @pytest.mark.parametrize("among", [False, True])
 @pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.errors("a subclass", "does not fit", "big-endian", "deleted", "donated", "text")
 def test_argument_after_a_recorded_one(name, among):
     """Trap 5: each kind of argument after another that was recorded for the same sharding."""
     make_sharding, make_first, make, reason = ARGUMENTS[name]
@@ -143,6 +144,7 @@ def test_trap_1_layouts():
     assert counts("shard_args") == (0, {"options": 1})
 
 
+@pytest.mark.errors
 def test_lengths_that_differ():
     """Trap 10: as many shardings, layouts and semantics as arguments, or the reference's error."""
     for n, m, k in ((2, 1, 1), (1, 2, 1), (1, 1, 2), (0, 1, 1)):
@@ -166,6 +168,7 @@ PUTS = {
 
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("name", PUTS)
+@pytest.mark.errors("deleted", "typed key", "none", "text", "too few")
 def test_batched_device_put(name, committed):
     """Trap 5: `pxla.batched_device_put` with what it is made for, and what it is not."""
     aval = _reference.ShapedArray((8, 4), np.dtype(np.float32))

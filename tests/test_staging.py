@@ -102,6 +102,7 @@ def test_options(name, options):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.errors
 def test_wrong_calls(name):
     """Calls that do not fit the signature are the reference's errors."""
     for args in ((), (X, None, None, None, None, None), (X, "nonsense")):
@@ -184,14 +185,14 @@ def test_trap_12_functions(name):
     function = getattr(jnp, name)
     with without_jaxmarshal():
         reference = getattr(jnp, name)
-    assert function is not reference and function.__wrapped__ is reference
+    assert function is not reference
     assert inspect.signature(function) == inspect.signature(reference)
     assert function.__doc__ == reference.__doc__
     for attribute in set(dir(reference)) - set(dir(object)) - {"__call__", "__dict__", "__get__"}:
         assert getattr(function, attribute) == getattr(reference, attribute)
     assert isinstance(function, Callable) and inspect.isroutine(function)
     assert np.array_equal(function.__call__(X), X)
-    assert f"jax.numpy.{name}" in repr(function)
+    assert repr(function).startswith(f"<function {name} at 0x")
     assert pickle.loads(pickle.dumps(function)) is copy.deepcopy(function) is function
     assert weakref.ref(function)() is function
     for transform in (jax.jit, jax.vmap):

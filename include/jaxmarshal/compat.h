@@ -9,6 +9,12 @@
 #if PY_VERSION_HEX < 0x030B0000
 #error "jaxmarshal needs Python 3.11 or later"
 #endif
+#if PY_VERSION_HEX >= 0x030C0000
+#define JM_T_OBJECT Py_T_OBJECT_EX
+#else
+#include <structmember.h>
+#define JM_T_OBJECT T_OBJECT_EX
+#endif
 #ifdef Py_GIL_DISABLED
 #error "jaxmarshal relies on the GIL for the consistency of its caches: no free-threaded Python"
 #endif
@@ -31,6 +37,61 @@
 #define JM_HAVE_ALLOCATION_SIZE 0
 #endif
 
+/* A number that a dict gets anew, and no other dict ever had, whenever something in it changes: true
+   of the dicts of modules and classes. (That of an ordinary object may share its values with the
+   object, and then Python 3.13 gives it no new number.) */
+#if PY_VERSION_HEX < 0x030E0000
+#define JM_HAVE_DICT_VERSIONS 1
+static inline uint64_t jm_dict_version(PyObject *dict) {
+#if defined(__GNUC__) || defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+#endif
+    return ((PyDictObject *)dict)->ma_version_tag;
+#if defined(__GNUC__) || defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+}
+#else
+#define JM_HAVE_DICT_VERSIONS 0
+static inline uint64_t jm_dict_version(PyObject *dict) {
+    (void)dict;
+    return 0;
+}
+#endif
+
+/* The dict of a class, borrowed: classes made at run time keep it as long as they live. */
+static inline PyObject *jm_class_dict(PyTypeObject *type) { return type->tp_dict; }
+
+/* A number that a class gets anew whenever it or one of its bases changes. 0 says nothing: it has
+   none now, and gets one when something is looked up in it. */
+static inline unsigned int jm_class_version(PyTypeObject *type) {
+#if PY_VERSION_HEX < 0x030C0000
+    if (!(type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG)) return 0;
+#endif
+    return type->tp_version_tag;
+}
+
+/* Where objects keep the value of a member that `__slots__` made, in bytes; -1 for anything else. */
+static inline Py_ssize_t jm_member_offset(PyObject *member) {
+    PyMemberDef *found;
+    if (!Py_IS_TYPE(member, &PyMemberDescr_Type)) return -1;
+    found = ((PyMemberDescrObject *)member)->d_member;
+    return found->type == JM_T_OBJECT ? found->offset : -1;
+}
+
+/* Is what a weak reference refers to still there? */
+static inline int jm_weakref_is_alive(PyObject *reference) {
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *object = NULL;
+    int alive = PyWeakref_GetRef(reference, &object) > 0;
+    Py_XDECREF(object);
+    return alive;
+#else
+    return PyWeakref_GET_OBJECT(reference) != Py_None;
+#endif
+}
+
 /* Py_EnterRecursiveCall promises no more than a non-zero value on failure, and which one differs
    between versions. 0, or -1 with RecursionError set. */
 static inline int jm_enter_recursive_call(const char *where) {
@@ -48,6 +109,11 @@ static inline size_t jm_allocation_size(void *p) {
     (void)p;
     return 0;
 #endif
+}
+
+/* Where a class keeps what hands out its objects' buffers, or NULL. Borrows `cls`. */
+static inline getbufferproc *jm_buffer_slot(PyTypeObject *cls) {
+    return cls->tp_as_buffer == NULL ? NULL : &cls->tp_as_buffer->bf_getbuffer;
 }
 
 #endif

@@ -21,8 +21,8 @@ typedef struct {
 
 /* Takes the arguments of one call, in order, and puts them into the executable's inputs. */
 typedef struct jm_intake {
-    const jm_array_layout *layout;
-    PyTypeObject *array_type; /* ArrayImpl, borrowed; NULL where words cannot be compared */
+    const jm_array_layout *layout; /* of the plan's arrays; borrowed, never freed */
+    PyTypeObject *array_type; /* ArrayImpl, borrowed */
     jm_guard *guard;          /* of the next argument */
     jm_guard *end;            /* after the last one */
     PyObject *tuple;          /* owned: the executable's inputs, or NULL */
@@ -35,12 +35,6 @@ typedef struct jm_intake {
        -1 with an error set. May run Python code. */
     int (*look)(struct jm_intake *intake, PyObject *obj);
 } jm_intake;
-
-/* Can words be compared at all? Otherwise every argument takes the long way. */
-static inline int jm_words_are_known(const jm_array_layout *layout) {
-    return layout->aval >= 0 && layout->sharding >= 0 && layout->committed >= 0 &&
-           layout->buffer >= 0 && layout->layout_count > 0;
-}
 
 /* Take arguments as long as each is an array whose words are, pointer for pointer, those of its
    guard, with a live buffer in the default data layout; returns how many were taken. There must be

@@ -1,6 +1,8 @@
 /* Where the words of a live `ArrayImpl` are. Offsets are found by calibration (module `_layout`),
    never assumed; -1 means not confirmed, and the reader falls back to the public attribute.
-   All readers borrow: the caller keeps the array alive, and nothing is ever written. */
+   All readers borrow: the caller keeps the array alive, and nothing is ever written.
+   What is known of runtime buffers holds for those of one client (a backend of the process), or of
+   several whose samples said the same. */
 #ifndef JAXMARSHAL_LAYOUT_H
 #define JAXMARSHAL_LAYOUT_H
 
@@ -22,6 +24,12 @@ typedef struct {
     int layout_count;        /* words in a runtime buffer that are all NULL exactly when ... */
     Py_ssize_t layout_words[JM_MAX_LAYOUT_WORDS]; /* ... the data layout is the default one */
 } jm_array_layout;
+
+/* Are the words known that the guard of a compiled call compares? */
+static inline int jm_words_are_known(const jm_array_layout *layout) {
+    return layout->aval >= 0 && layout->sharding >= 0 && layout->committed >= 0 &&
+           layout->buffer >= 0;
+}
 
 static inline void *jm_word(const void *base, Py_ssize_t offset) {
     void *word;

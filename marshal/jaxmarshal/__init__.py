@@ -4,26 +4,66 @@
 JAX's own code stays the slow path: whatever is not recognised goes there unchanged.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 import jaxmarshal._interpreter  # noqa: F401 (first: in a subinterpreter it raises ImportError)
 from jaxmarshal import dispatch
 from jaxmarshal._events import publish
 from jaxmarshal._explain import Explanation, explain
-from jaxmarshal._install import install, installed, uninstall
+from jaxmarshal._install import install, installed, uninstall, uninstalled
 from jaxmarshal._version import __version__
-from jaxmarshal.api import device_put, get_include, jit, reset_stats, stats
+from jaxmarshal.api import device_put, exclude, get_include, jit, reset_stats, stats
+
+if TYPE_CHECKING:
+    from jaxmarshal._extension import load_ipython_extension, unload_ipython_extension
+    from jaxmarshal._report import Report, report
+    from jaxmarshal.packing import Packed, carry, pack
 
 __all__ = [
     "Explanation",
+    "Packed",
+    "Report",
     "__version__",
+    "carry",
     "device_put",
     "dispatch",
+    "exclude",
     "explain",
     "get_include",
     "install",
     "installed",
     "jit",
+    "load_ipython_extension",
+    "pack",
     "publish",
+    "report",
     "reset_stats",
     "stats",
     "uninstall",
+    "uninstalled",
+    "unload_ipython_extension",
 ]
+
+
+#: Names that most programs never ask for, and the modules that are imported for them.
+_ON_DEMAND = {
+    "Packed": "packing",
+    "Report": "_report",
+    "carry": "packing",
+    "load_ipython_extension": "_extension",
+    "pack": "packing",
+    "report": "_report",
+    "unload_ipython_extension": "_extension",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What `_ON_DEMAND` has under this name."""
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,44 +1,59 @@
 """A call as it came in, and whether one of an owner's plans fits it."""
 
 from cpython.object cimport PyObject
+from libc.stdint cimport uint64_t
 
 from jaxmarshal._argtable cimport jm_table
 from jaxmarshal._context cimport Context
 from jaxmarshal._intake cimport jm_intake
 from jaxmarshal._plan cimport Plan, Plans
+from jaxmarshal._static cimport Asked
 from jaxmarshal._tree cimport Structure
+
+ctypedef Context (*context_function)(int* reason)
 
 # The arguments of one call in the manner of vectorcall; all borrowed.
 ctypedef struct Call:
     PyObject** args
     Py_ssize_t n        # by position; those by name follow
     PyObject* names     # a tuple, or NULL for none
+    int entry           # the entry point that a hit is counted for
     bint flat           # the arguments are leaves, and the results a list
+    Asked asked         # what the user's code was asked while plans are tried
+    context_function context_of    # asked once more where the user's code was; NULL: not needed
+    # Of a front whose arguments are graphs: a `Nodes`, borrowed, or NULL. The results are the list
+    # as it came then, and `fitted` is the plan that made them, a new reference.
+    PyObject* nodes
+    PyObject* fitted
 
 # A call with these arguments in any tree, `n` of them by position.
-cdef inline void describe(Call* call, PyObject** args, Py_ssize_t n, PyObject* names) noexcept:
+cdef inline void describe(
+    Call* call, PyObject** args, Py_ssize_t n, PyObject* names, context_function context_of=NULL
+) noexcept:
     call.args = args
     call.n = n
     call.names = names
+    call.entry = -1
     call.flat = False
+    call.asked.flattened = NULL
+    call.asked.hashes = NULL
+    call.asked.ran = False
+    call.context_of = context_of
+    call.nodes = call.fitted = NULL
 
 # Which arguments are static: by position, counted from the end where negative, and by name.
 cdef class StaticRule:
     cdef frozenset numbers
     cdef frozenset names
 
-# A static argument of a recorded call.
-cdef class StaticArgument:
-    cdef Py_ssize_t number    # its position, or -1
-    cdef str name             # its name, or None
-    cdef object value         # owned, as the reference's cache does
-    cdef Py_hash_t hash
-
 # Append the leaves of the arguments that are not static to `table` and their nodes to `structure`,
 # which has to be `by_node`. Returns 0 or a `_stats.Reason`; raises as `flatten` does.
 cdef int flatten_call(
     Call* call, StaticRule rule, Structure* structure, jm_table* table
 ) except -1
+
+# A number that calls which one plan fits have in common; it decides nothing.
+cdef uint64_t signature_of(Call* call, StaticRule rule, Context context) except? 0
 
 # Tell a plan which arguments are by position, by name and static. Raises where one cannot be
 # hashed. Takes the structure.
@@ -50,5 +65,5 @@ cdef int match_call(Plan plan, Call* call, jm_intake* intake) except -1
 # The result of the first plan that fits the call, a new reference; or NULL with a reason why none
 # does. Raises what jaxlib raises.
 cdef PyObject* try_plans(
-    Plans plans, Context context, Call* call, int* reason
+    Plans plans, StaticRule rule, Context context, Call* call, int* reason
 ) except? NULL

@@ -1,46 +1,38 @@
 """Matching calls with plans."""
 
-from cpython.object cimport Py_EQ, PyObject, PyObject_Hash
+from cpython.object cimport PyObject, PyObject_Hash
+from cpython.ref cimport Py_INCREF
+
+from libc.stdint cimport uint64_t
 
 from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init
-from jaxmarshal._classify cimport Py_TYPE
 from jaxmarshal._context cimport Context
 from jaxmarshal._counters cimport counters
 from jaxmarshal._errors cimport propagate
 from jaxmarshal._guard cimport begin, end
 from jaxmarshal._intake cimport jm_intake
 from jaxmarshal._match cimport Walk, match, match_array
-from jaxmarshal._plan cimport Plan, Plans, build_results, run
-from jaxmarshal._stats cimport HIT, NOT_RECORDED
+from jaxmarshal._nodes cimport Nodes, forget_nodes
+from jaxmarshal._plan cimport Plan, Plans, build_results, make_index, run
+from jaxmarshal._records cimport is_as_resolved
+from jaxmarshal._signature cimport (
+    MOST_LEAVES, add_number, number_of_static, number_of_tree, number_of_trees
+)
+from jaxmarshal._static cimport StaticArgument, make_static, same_static
+from jaxmarshal._stats cimport HIT, HOST_LEAVES, NOT_RECORDED
 from jaxmarshal._tree cimport REGISTRY_NODE, Structure, flatten, move_structure
 
 cdef extern from *:
-    """
-    /* Is equality of this object its identity, so that nothing has to be asked? */
-    static inline int jm_is_its_identity(PyObject *obj) {
-        return Py_TYPE(obj)->tp_hash == PyBaseObject_Type.tp_hash &&
-               Py_TYPE(obj)->tp_richcompare == PyBaseObject_Type.tp_richcompare;
-    }
-    /* Is it of a type whose objects never change, nor compare by anything but their value? */
-    static inline int jm_is_plain_value(PyObject *obj) {
-        return PyUnicode_CheckExact(obj) || PyLong_CheckExact(obj) || PyBool_Check(obj) ||
-               PyBytes_CheckExact(obj) || obj == Py_None;
-    }
-    """
-    bint jm_is_its_identity(PyObject* obj) noexcept
-    bint jm_is_plain_value(PyObject* obj) noexcept
     PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
     Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
     PyObject* PyErr_Occurred() noexcept
-    object PyObject_RichCompare(object a, object b, int op)
-    bint PyObject_IsTrue(object obj) except -1
 
 cdef enum:
-    NEAR = 4    # a plan that is found this far back comes to the front
+    FEW = 4    # so many plans are tried one after the other
 
 # As their callers see them; see `_errors`.
 ctypedef int (*match_function)(Plan, Call*, jm_intake*) noexcept
-ctypedef PyObject* (*run_function)(Plan, jm_intake*) noexcept
+ctypedef PyObject* (*run_function)(Plan, jm_intake*, int) noexcept
 ctypedef PyObject* (*try_function)(Plan, Call*, jm_table*, bint, int*) noexcept
 
 
@@ -54,21 +46,6 @@ cdef class StaticRule:
 
 cdef inline bint _is_static(StaticRule rule, Py_ssize_t i, Py_ssize_t n):
     return rule is not None and (i in rule.numbers or i - n in rule.numbers)
-
-
-cdef bint _same_static(StaticArgument known, PyObject* found) except -1:
-    """What jaxlib's own cache asks: equal hashes, one type, and equality.
-
-    An object whose class says what equality is may have changed since: it is always asked.
-    """
-    cdef PyObject* value = <PyObject*>known.value
-    if Py_TYPE(found) != Py_TYPE(value):
-        return False
-    if found == value and (jm_is_plain_value(found) or jm_is_its_identity(found)):
-        return True
-    if PyObject_Hash(<object>found) != known.hash:
-        return False
-    return PyObject_IsTrue(PyObject_RichCompare(known.value, <object>found, Py_EQ))
 
 
 cdef PyObject* _by_name(Call* call, str name, Py_ssize_t likely) noexcept:
@@ -97,7 +74,7 @@ cdef bint _statics_match(Plan plan, Call* call) except -1:
             found = call.args[known.number]
         else:
             found = _by_name(call, known.name, 0)
-        if found == NULL or not _same_static(known, found):
+        if found == NULL or not same_static(known, found, &call.asked):
             return False
     return True
 
@@ -131,6 +108,11 @@ cdef int match_call(Plan plan, Call* call, jm_intake* intake) except -1:
     walk.step = plan.arguments.steps
     walk.end = plan.arguments.steps + plan.arguments.count
     walk.leaves = 0
+    walk.asked = &call.asked
+    walk.taken = 0
+    walk.nodes = call.nodes
+    if call.nodes != NULL:
+        forget_nodes(<Nodes>call.nodes)
     if call.flat:    # without a structure
         walk.leaves = plan.count
     matched = _match_dynamic(plan, call, &walk)
@@ -167,15 +149,6 @@ cdef int flatten_call(
     return HIT
 
 
-cdef StaticArgument _static_argument(Py_ssize_t number, str name, object value):
-    cdef StaticArgument static = StaticArgument()
-    static.number = number
-    static.name = name
-    static.value = value
-    static.hash = PyObject_Hash(value)
-    return static
-
-
 cdef int describe_call(Plan plan, Call* call, StaticRule rule, Structure* structure) except -1:
     cdef Py_ssize_t i
     cdef list names = [] if call.names == NULL else sorted(<tuple>call.names)
@@ -186,11 +159,11 @@ cdef int describe_call(Plan plan, Call* call, StaticRule rule, Structure* struct
     for i in range(call.n):
         if _is_static(rule, i, call.n):
             flags[i] = 1
-            statics.append(_static_argument(i, None, <object>call.args[i]))
+            statics.append(make_static(i, None, <object>call.args[i]))
     plan.names = tuple([name for name in names if rule is None or name not in rule.names])
     for name in names:
         if rule is not None and name in rule.names:
-            statics.append(_static_argument(-1, name, <object>_by_name(call, name, 0)))
+            statics.append(make_static(-1, name, <object>_by_name(call, name, 0)))
     if statics:
         plan.statics = statics
         plan.is_static = bytes(flags)
@@ -198,6 +171,7 @@ cdef int describe_call(Plan plan, Call* call, StaticRule rule, Structure* struct
         if structure.steps[i].op == REGISTRY_NODE:
             plan.runs_user_code = True
     move_structure(&plan.arguments, structure)
+    plan.signature = signature_of(call, rule, plan.context)
     return 0
 
 
@@ -212,6 +186,27 @@ cdef int _not_compared() except -1:
     return 0
 
 
+cdef bint _still_fits(Plan plan, Call* call, jm_intake* intake) except -1:
+    """Is all that was looked at what it was, after the user's code was asked?
+
+    A node that is taken apart, or a static argument's hash, may have changed the configuration, the
+    arguments, or what the function closes over, and cleared its cache.
+    """
+    cdef Py_ssize_t i
+    cdef int reason = HIT
+    if plan.dropped:
+        return False
+    if not plan.runs_user_code and not call.asked.ran:
+        return True
+    if call.context_of != NULL and call.context_of(&reason) is not plan.context:
+        intake.reason = reason
+        return False
+    for i in range(intake.table.count):
+        if not is_as_resolved(&intake.table.slots[i]):
+            return False
+    return True
+
+
 cdef PyObject* _try_plan(
     Plan plan, Call* call, jm_table* table, bint by_pointer, int* reason
 ) except? NULL:
@@ -223,50 +218,141 @@ cdef PyObject* _try_plan(
     matched = (<match_function>match_call)(plan, call, &intake)
     if matched < 0:
         matched = _not_compared()
-    if matched and intake.guard == intake.end:
-        results = (<run_function>run)(plan, &intake)
+    if matched and intake.guard == intake.end and _still_fits(plan, call, &intake):
+        results = (<run_function>run)(plan, &intake, call.entry)
     reason[0] = intake.reason or <int>NOT_RECORDED
     end(&intake)
     if results == NULL:
         if PyErr_Occurred() != NULL:
             propagate()
         return NULL
+    if call.nodes != NULL:
+        Py_INCREF(plan)
+        call.fitted = <PyObject*>plan
+        return results
     return results if call.flat else build_results(plan, results)
 
 
-cdef int _use_next(Plans plans, Plan plan) except -1:
-    """Have a plan be the first to be tried."""
-    plans.plans = [plan, *[other for other in plans.plans if other is not plan]]
-    return 0
+# --- Choosing ------------------------------------------------------------------------------------
+
+cdef uint64_t _signature(Call* call, StaticRule rule, Context context) except? 0:
+    """A number that calls of one signature have in common, whatever the order of their names."""
+    cdef Py_ssize_t i, n_names = 0 if call.names == NULL else PyTuple_GET_SIZE(call.names)
+    cdef Py_ssize_t each = MOST_LEAVES // (call.n + n_names) if call.n + n_names else 0
+    cdef uint64_t number = add_number(<uint64_t><size_t><PyObject*>context, n_names)
+    cdef uint64_t one, by_name = 0
+    if rule is None:
+        number = add_number(
+            number, number_of_trees(call.args, call.n, each * call.n or MOST_LEAVES)
+        )
+    else:
+        for i in range(call.n):
+            if _is_static(rule, i, call.n):
+                one = number_of_static(call.args[i])
+            else:
+                one = number_of_tree(call.args[i], each) if each else 0
+            number = add_number(number, one)
+    for i in range(n_names if each else 0):
+        name = <object>PyTuple_GET_ITEM(call.names, i)
+        if rule is not None and name in rule.names:
+            one = number_of_static(call.args[call.n + i])
+        else:
+            one = number_of_tree(call.args[call.n + i], each)
+        by_name += add_number(one, <uint64_t>PyObject_Hash(name))
+    return add_number(number, by_name)
 
 
-cdef PyObject* try_plans(
-    Plans plans, Context context, Call* call, int* reason
+cdef uint64_t signature_of(Call* call, StaticRule rule, Context context) except? 0:
+    """The same, or 1 where there is something that cannot be read."""
+    try:
+        return _signature(call, rule, context)
+    except Exception:
+        return 1
+
+
+cdef PyObject* _try_each(
+    list candidates, list chosen, Plans plans, Context context, Call* call, jm_table* table,
+    int* reason
 ) except? NULL:
-    cdef jm_table table
+    """The first that fits with the very objects, or the first that fits with equal ones."""
     cdef Plan plan
     cdef PyObject* result
     cdef Py_ssize_t i
-    cdef list candidates = plans.plans
-    cdef bint several = len(candidates) > 1, by_pointer = several
-    reason[0] = NOT_RECORDED
-    jm_table_init(&table, &counters)
+    cdef bint by_pointer = len(candidates) > 1
     while True:
         for i in range(len(candidates)):
             plan = <Plan>candidates[i]
             if plan.context is not context or (by_pointer and plan.runs_user_code):
                 continue
-            result = (<try_function>_try_plan)(plan, call, &table, by_pointer, reason)
+            result = (<try_function>_try_plan)(plan, call, table, by_pointer, reason)
             if result == NULL and PyErr_Occurred() == NULL:
+                if reason[0] == HOST_LEAVES:    # it fits, but for a scalar that is not kept
+                    return NULL
                 continue
-            jm_table_free(&table)
             if result == NULL:
                 propagate()
-            if i >= NEAR or (i and plan.runs_user_code):
+            if plans.plans is not chosen:
+                return result    # the call itself has dropped plans, or added some
+            if candidates is not chosen:
+                plans.latest = plan
+            elif i and plan.runs_user_code:
                 _use_next(plans, plan)
             return result
         if not by_pointer:
-            break
+            return NULL
         by_pointer = False
-    jm_table_free(&table)
-    return NULL
+
+
+cdef int _use_next(Plans plans, Plan plan) except -1:
+    """Have a plan be the first to be tried; the index is of the same plans."""
+    plans.plans = plans.indexed = [plan, *[other for other in plans.plans if other is not plan]]
+    return 0
+
+
+cdef PyObject* _try_chosen(
+    list chosen, Plans plans, StaticRule rule, Context context, Call* call, jm_table* table,
+    int* reason
+) except? NULL:
+    """One of many plans: that which fitted last, or one for calls of this signature."""
+    cdef PyObject* result
+    cdef list candidates
+    cdef Plan latest = plans.latest
+    if latest is not None and latest.context is context and not latest.runs_user_code:
+        result = (<try_function>_try_plan)(latest, call, table, True, reason)
+        if result != NULL:
+            return result
+        if PyErr_Occurred() != NULL:
+            propagate()
+        if reason[0] == HOST_LEAVES:
+            return NULL
+    reason[0] = NOT_RECORDED
+    candidates = plans.index.get(signature_of(call, rule, context))
+    if candidates is None:
+        return NULL
+    return _try_each(candidates, chosen, plans, context, call, table, reason)
+
+
+cdef PyObject* try_plans(
+    Plans plans, StaticRule rule, Context context, Call* call, int* reason
+) except? NULL:
+    cdef jm_table table
+    cdef PyObject* result
+    cdef list flattened, chosen = plans.plans
+    cdef dict hashes
+    reason[0] = NOT_RECORDED
+    if plans.indexed is not chosen:
+        make_index(plans)
+    if plans.asks_user_code and len(chosen) > 1:
+        flattened, hashes = [], {}
+        call.asked.flattened = <PyObject*>flattened
+        call.asked.hashes = <PyObject*>hashes
+    jm_table_init(&table, &counters)
+    try:
+        if len(chosen) > FEW:
+            result = _try_chosen(chosen, plans, rule, context, call, &table, reason)
+        else:
+            result = _try_each(chosen, chosen, plans, context, call, &table, reason)
+    finally:
+        jm_table_free(&table)
+        call.asked.flattened = call.asked.hashes = NULL
+    return result

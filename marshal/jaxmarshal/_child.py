@@ -7,13 +7,15 @@ import os
 import sys
 from typing import Any
 
-from jaxmarshal import _install, _reference, api
+from jaxmarshal import _install, _reference
 
 
 def start(configuration: dict[str, Any]) -> None:
     """Do what the configuration says, see `jaxmarshal.commands.run` and `compare`."""
     if configuration["install"]:
         _install.install(configuration["only"])
+    else:
+        _install.refuse()
     if not configuration.get("tracebacks", True):
         _reference.set_tracebacks_enabled(False)
     if configuration.get("report"):
@@ -29,31 +31,9 @@ def start(configuration: dict[str, Any]) -> None:
         _count.trace(configuration["trace"])
 
 
-def report(counts: dict[str, dict[str, Any]]) -> str:
-    """The counts of `jaxmarshal.stats()` as a table."""
-    rows = [("entry point", "calls", "hits", "misses", "by reason")]
-    for name, count in counts.items():
-        calls = count["hits"] + count["misses"]
-        if calls:
-            reasons = ", ".join(
-                f"{reason} {number}" for reason, number in count["misses_by_reason"].items()
-            )
-            rows.append((name, f"{calls}", f"{count['hits']}", f"{count['misses']}", reasons))
-    if len(rows) == 1:
-        return "jaxmarshal: no calls"
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["jaxmarshal"]
-    for name, *numbers, reasons in rows:
-        cells = [
-            name.ljust(widths[0]),
-            *(number.rjust(width) for number, width in zip(numbers, widths[1:-1], strict=True)),
-            reasons,
-        ]
-        lines.append(("  " + "  ".join(cells)).rstrip())
-    return "\n".join(lines)
-
-
 def _print_report(process: int) -> None:
     """At exit; not in a copy of the process that a fork has made."""
     if os.getpid() == process and sys.stderr is not None:
-        print(report(api.stats()), file=sys.stderr, flush=True)
+        from jaxmarshal import _report
+
+        print(_report.report(), file=sys.stderr, flush=True)

@@ -11,12 +11,12 @@ from cpython.object cimport PyObject
 cdef class Context:
     cdef tuple words           # owned: the trace context; compared by pointer, then by equality
     cdef object backend        # owned: the default backend's client
-    cdef readonly bint plain   # no trace in progress
+    cdef readonly bint plain   # no trace in progress, nor profiles that guide compilation
     cdef readonly bint distributed    # several processes take part
     cdef object device_put_records    # what was recorded for `device_put`, or None
     cdef object shard_args_records    # what was recorded for `shard_args`, or None
     cdef object stage_records         # what was recorded for staging host data, or None
-    cdef dict operations              # primitives with parameters, to what runs them, or None
+    cdef object operations            # how primitives are run: an `Operations`, or None
     cdef dict replays                 # calls of whole functions, to their steps, or None
     cdef bint plain_operations        # of `for_jit`: no mesh, jit not disabled, not distributed
     # This one with the states that jitted functions add.
@@ -40,8 +40,9 @@ cdef bint state_is(object state, object expected) except -1
 # May transfers from the host (`host`) or between devices go unguarded on this thread?
 cdef bint transfers_unguarded(bint host, bint device) except -1
 
-# Is JAX's post-hook set on this thread, as debug_nans and debug_infs do?
-cdef bint post_hook_is_set() except -1
+# Does anybody look at results on this thread: JAX's post-hook, debug_nans or debug_infs? The
+# reference's C++ asks for the hook alone, its Python code for the two states.
+cdef bint results_are_checked() except -1
 
 # Call `function` without arguments whenever everything recorded is dropped.
 cdef void on_forget(object function)

@@ -3,7 +3,8 @@
 from cpython.object cimport PyObject
 from libc.string cimport memcmp
 
-from jaxmarshal._stats cimport CONTEXT, HIT, LISTENER, NO_BACKEND, PROFILER, TRACE
+from jaxmarshal._rules cimport is_untouched, placement_rules
+from jaxmarshal._stats cimport CONTEXT, HIT, LISTENER, NO_BACKEND, PROFILER, REPLACED, TRACE
 
 from jaxmarshal import _reference
 
@@ -27,10 +28,13 @@ cdef enum:
 cdef object _trace_context = _reference.trace_context
 cdef object _profiling = _reference.profiling
 cdef object _post_hook = _reference.post_hook
+cdef object _debug_nans = _reference.debug_nans
+cdef object _debug_infs = _reference.debug_infs
 cdef object _current_trace = _reference.current_trace
 cdef object _eval_trace = _reference.eval_trace
 cdef object _host_guard = _reference.host_to_device_guard
 cdef object _device_guard = _reference.device_to_device_guard
+cdef object _fetch_guard = _reference.device_to_host_guard
 cdef dict _bridge = vars(_reference.xla_bridge) if _reference.HAVE_CONTEXT else {}
 cdef dict _util = vars(_reference.util) if _reference.HAVE_CONTEXT else {}
 cdef Py_ssize_t _backend_position = 0
@@ -87,7 +91,10 @@ cdef Context _find(tuple words, backend):
                 break
         else:
             found = Context(
-                words, backend, _reference.trace_state_clean(), _several_processes()
+                words, backend,
+                # Where executables are profiled to be compiled anew, JAX counts their runs.
+                _reference.trace_state_clean() and not _reference.enable_pgle.value,
+                _several_processes(),
             )
     if found in _contexts:
         _contexts.remove(found)
@@ -148,6 +155,9 @@ cdef Context _current(int* reason):
     if listener == NULL or listener != <PyObject*>None:
         reason[0] = LISTENER
         return None
+    if not is_untouched(placement_rules):
+        reason[0] = REPLACED
+        return None
     words = _words(reason)
     if words is None:
         return None
@@ -173,16 +183,27 @@ cdef Context running_context(int* reason):
     return _plain(context, reason)
 
 
+cdef inline bint _allows(object guard) except -1:
+    if _traverse != NULL and jm_state_is_everywhere(_traverse, guard, None):
+        return True
+    # Where this thread has no level, jaxlib takes that of all threads.
+    level = guard.value
+    return (guard.get_global() or "allow") == "allow" if level is None else level == "allow"
+
+
 cdef bint transfers_unguarded(bint host, bint device) except -1:
-    if host and not state_is(_host_guard, None) and _host_guard.value != "allow":
-        return False
-    if device and not state_is(_device_guard, None) and _device_guard.value != "allow":
-        return False
-    return True
+    """An array may be moved by way of the host, so that all guards are asked for it."""
+    if not device:
+        return not host or _allows(_host_guard)
+    return _allows(_host_guard) and _allows(_device_guard) and _allows(_fetch_guard)
 
 
-cdef bint post_hook_is_set() except -1:
-    return not state_is(_post_hook, None)
+cdef bint results_are_checked() except -1:
+    # A context that ended may have left this thread without the hook, and with the state set.
+    return not (
+        state_is(_post_hook, None) and state_is(_debug_nans, False)
+        and state_is(_debug_infs, False)
+    )
 
 
 cdef list _forget_too = []

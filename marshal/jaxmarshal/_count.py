@@ -14,21 +14,28 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
-from types import FrameType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxmarshal import _install, _reference, api
+from jaxmarshal import _install, _jit, _reference, _rules, _watch, api
+from jaxmarshal._phases import FIRST, STEADY, Phases
 
 
 class Site(NamedTuple):
-    """Who called which entry point; file, line and function are empty where nobody is known."""
+    """What calls are counted by.
+
+    For a function that was jitted or compiled ahead of time: its name, and where it is defined. For
+    one of JAX's own, and for any other entry point: who called it. What is not known is empty.
+    """
 
     entry_point: str
+    name: str
     file: str
     line: int
     function: str
+    is_definition: bool = False
 
 
 class Outcome:
@@ -49,15 +56,15 @@ class Outcome:
 #: where jaxmarshal is not installed, and those that failed before anything was decided.
 UNCOUNTED = ""
 
-outcomes: dict[Site, dict[str, Outcome]] = {}
+#: By phase and ending.
+outcomes: dict[Site, dict[tuple[str, str], Outcome]] = {}
+
+#: The frames in which watched functions are called, by name: where those functions are defined.
+frames: dict[str, tuple[str, int]] = {}
 
 
-class _State(threading.local):
-    inside = False
-
-
-_state = _State()
 _lock = threading.Lock()
+phases = Phases(0, None)
 
 
 def _folder(module: Any) -> str:
@@ -75,51 +82,151 @@ _INNER = (
 _inner: dict[str, bool] = {}
 
 
-def _caller(entry_point: str, frame: FrameType | None) -> Site:
+def _caller(entry_point: str, name: str, frame: FrameType | None) -> Site:
     while frame is not None:
         code = frame.f_code
         inner = _inner.get(code.co_filename)
         if inner is None:
             inner = _inner[code.co_filename] = code.co_filename.startswith(_INNER)
         if not inner:
-            return Site(entry_point, code.co_filename, frame.f_lineno, code.co_qualname)
+            return Site(entry_point, name, code.co_filename, frame.f_lineno, code.co_qualname)
         frame = frame.f_back
-    return Site(entry_point, "", 0, "")
+    return Site(entry_point, name, "", 0, "")
 
 
-def _ending(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """How one call ended, from the counts of its entry point: hit, a reason, or UNCOUNTED."""
-    if after["hits"] != before["hits"]:
-        return "hit"
-    old = before["misses_by_reason"]
-    for reason, number in after["misses_by_reason"].items():
-        if number != old.get(reason, 0):
-            return str(reason)
-    return UNCOUNTED
+def _is_jaxs(file: str) -> bool:
+    return file.startswith(JAX)
+
+
+def _site_of_compiled(compiled: Any) -> Site | None:
+    source = _reference.source_of(compiled)
+    if source is None or _is_jaxs(source[1]):
+        return None
+    return Site("compiled_call", *source, source[0], True)
+
+
+def _code_of(function: Any) -> CodeType | None:
+    """The code of the Python function that was jitted, in whatever it is wrapped."""
+    for _ in range(20):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif isinstance(function, MethodType):
+            function = function.__func__
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif isinstance(function, FunctionType):
+            return function.__code__
+        else:
+            function = getattr(type(function), "__call__", None)    # noqa: B004
+    return None
+
+
+def _site_of_jitted(function: Any) -> Site:
+    """Where a jitted function is defined; no file where nobody knows."""
+    code = _code_of(function)
+    name = str(getattr(function, "__name__", "") or (code.co_name if code else "a function"))
+    if code is None:
+        return Site("jit", name, "", 0, name, True)
+    return Site("jit", name, code.co_filename, code.co_firstlineno, code.co_qualname, True)
+
+
+def _add(site: Site, before: int | None, ending: str, start: int, end: int) -> None:
+    with _lock:
+        phase = phases.of(site, before, start, end)
+        found = outcomes.setdefault(site, {}).setdefault((phase, ending), Outcome())
+        found.add(end - start)
 
 
 def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """The entry point, with its outermost calls counted by call site and outcome."""
+    """The entry point, with its outermost calls counted by site, phase and outcome."""
+    # Where one entry point stands for several functions, a row has the name of the function.
+    label = str(getattr(call, "__qualname__", name))
+    if label == name or "." in label or label.startswith("_"):
+        label = ""
 
     # The counts are read in both runs, for the work around a call to be the same.
     @functools.wraps(call)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if _state.inside:
+        if not _watch.enter():
             return call(*args, **kwargs)
-        _state.inside = True
-        before = api.stats()
+        before, mark = phases.before(), _watch.Mark(name)
         start = perf_counter_ns()
         try:
             return call(*args, **kwargs)
         finally:
-            time = perf_counter_ns() - start
-            _state.inside = False
-            ending = _ending(before[name], api.stats()[name])
-            site = _caller(name, sys._getframe(1))
-            with _lock:
-                outcomes.setdefault(site, {}).setdefault(ending, Outcome()).add(time)
+            end = perf_counter_ns()
+            _watch.leave()
+            site = _site_of_compiled(args[0]) if name == "compiled_call" and args else None
+            site = site or _caller(name, label, sys._getframe(1))
+            _add(site, before, mark.ending(), start, end)
 
     return wrapper
+
+
+def _hook(function: Any) -> Callable[[_watch.Pending], Any]:
+    """What calls a jitted function and counts that, as `counted` does."""
+    defined = _site_of_jitted(function)
+    inner = not defined.file or _is_jaxs(defined.file)
+
+    def hook(call: _watch.Pending) -> Any:
+        if not _watch.enter():
+            return call()
+        before, mark = phases.before(), _watch.Mark("jit")
+        start = perf_counter_ns()
+        try:
+            return call()
+        finally:
+            end = perf_counter_ns()
+            _watch.leave()
+            site = _caller("jit", defined.name, sys._getframe(1)) if inner else defined
+            _add(site, before, mark.ending(), start, end)
+
+    # Profiles show the frame under this name.
+    name = f"{defined.name} (jit)"
+    if frames.setdefault(name, (defined.file, defined.line)) != (defined.file, defined.line):
+        name = f"{defined.name} (jit) {Path(defined.file).name}:{defined.line}"
+        frames[name] = defined.file, defined.line
+    hook.__code__ = hook.__code__.replace(co_name=name, co_qualname=name)
+    return hook
+
+
+def _watched(_: str, make: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes jitted functions, which are watched from then on."""
+
+    @functools.wraps(make)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        _watch.watch(made, _hook)
+        return made
+
+    return wrapper
+
+
+def count_all(first: Phases) -> None:
+    """Count from here on the calls of all entry points, and of all jitted functions."""
+    global phases
+    phases = first
+    first.listen()
+    # What jitted functions are called by is seen on the first one, which must not be watched.
+    api.jit(lambda: None)
+    wrap_all(lambda name, call: (_watched if name == "jit" else counted)(name, call))
+    _watch.watch_all(_hook)
+    atexit.register(_watch.release_all)
+
+    def unwatched(change: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(change)
+        def wrapper(*args: Any) -> Any:
+            _watch.release_all()
+            try:
+                return change(*args)
+            finally:
+                _watch.watch_all(_hook)
+
+        return wrapper
+
+    # Both look at what functions are called by.
+    _jit.use_installed = unwatched(_jit.use_installed)
+    _jit.exclude = unwatched(_jit.exclude)
 
 
 def wrap_all(wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -127,13 +234,15 @@ def wrap_all(wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> N
     installed = _install.installed_names()
     changes = []
     for entry in _install.ENTRY_POINTS:
-        call = entry.accelerated if entry.name in installed else entry.original
-        if call is None:
-            continue
-        wrapper: Any = wrap(entry.name, call)
-        # Profiles show the frame under the entry point's name.
-        wrapper.__code__ = wrapper.__code__.replace(co_name=entry.name, co_qualname=entry.name)
-        changes.append((entry, call, wrapper))
+        for place in entry.places:
+            call = place.accelerated if entry.name in installed else place.original
+            if call is None:
+                continue
+            wrapper: Any = wrap(entry.name, call)
+            # Profiles show the frame under the entry point's name.
+            wrapper.__code__ = wrapper.__code__.replace(co_name=entry.name, co_qualname=entry.name)
+            _rules.put_in_place_of(place.original, wrapper)
+            changes.append(_install.Change(place.holder, place.attribute, call, wrapper))
     _install.replace(changes)
 
 
@@ -144,12 +253,16 @@ def results() -> list[dict[str, Any]]:
             site._asdict()
             | {
                 "outcomes": {
-                    ending: {
-                        "calls": found.calls,
-                        "seconds": found.time / 1e9,
-                        "longest": found.longest / 1e9,
+                    phase: {
+                        ending: {
+                            "calls": found.calls,
+                            "seconds": found.time / 1e9,
+                            "longest": found.longest / 1e9,
+                        }
+                        for (of, ending), found in endings.items()
+                        if of == phase
                     }
-                    for ending, found in endings.items()
+                    for phase in (FIRST, STEADY)
                 }
             }
             for site, endings in outcomes.items()

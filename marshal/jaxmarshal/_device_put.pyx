@@ -21,11 +21,12 @@ from jaxmarshal._errors cimport propagate
 from jaxmarshal._layout cimport array_aval, array_committed, array_dtype, array_sharding
 from jaxmarshal._records cimport (
     COPY, MOVE, PUT_HOST, RETURN, UNDECIDED, WRAP, Records, TargetPlan, find_target, is_numeric,
-    is_target, put_host, records_of, resolve_host, try_to_record
+    is_target, put_host, records_of, resolve_host, shards_in_python,
+    try_to_record
 )
 from jaxmarshal._stats cimport (
-    DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NO_BACKEND, NOT_RECORDED, OPTIONS, TARGET, TREE,
-    UNSUPPORTED, count_miss, entries, entry_number,
+    CONTEXT, DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NO_BACKEND, NOT_RECORDED, OPTIONS, TARGET, TREE,
+    UNSUPPORTED, count_miss, decided_to_hit, entries, entry_number,
     reason_is_about_a_kind, reason_of_kind
 )
 from jaxmarshal._tree cimport (
@@ -72,10 +73,14 @@ cdef inline int _resolve_identity(jm_slot* slot) except -1:
 cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan) except -1:
     """Decide what becomes of a jax.Array that has a target; `plan` is what was recorded for it.
 
-    A donated array keeps its buffer, which only `is_deleted` knows to be gone.
+    A donated array keeps its buffer, which only `is_deleted` knows to be gone. Without a buffer the
+    other words may be none either: the class can be told to make an array of nothing.
     """
     cdef object array = <object>slot.obj
-    cdef object sharding = array_sharding(array)
+    cdef object sharding
+    if slot.buffer == NULL:
+        return DELETED
+    sharding = array_sharding(array)
     if not is_numeric(array_dtype(array)):
         return DTYPE
     if plan.is_sharding:
@@ -141,6 +146,8 @@ cdef int _resolve(Records records, jm_table* table, object device) except -1:
         slot.target = <PyObject*>plan
     if (host or transfer) and not transfers_unguarded(host, transfer):
         return GUARD
+    if host and not shards_in_python():
+        return CONTEXT
     return HIT
 
 
@@ -304,6 +311,7 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
     try:
         reason = _prepare(x, device, records, &structure, &table)
         if reason == HIT:
+            decided_to_hit(_entry)
             _run(&table, device)
             entries[_entry].hits += 1
             return rebuild(&structure, &table.slots.ready, sizeof(jm_slot))
@@ -378,6 +386,7 @@ def batched_device_put_impl(*xs, devices, srcs, copy_semantics):
     try:
         reason = _prepare_leaves(xs, devices, records, &table)
         if reason == HIT:
+            decided_to_hit(_batched_entry)
             _run(&table, None)
             entries[_batched_entry].hits += 1
             return [<object>table.slots[i].ready for i in range(table.count)]

@@ -6,7 +6,7 @@ import os
 import platform
 from typing import Any
 
-from jaxmarshal import _counters, _install, _layout, _reference, _stats
+from jaxmarshal import _activation, _counters, _install, _layout, _reference, _stats, fronts
 from jaxmarshal._version import __version__
 from jaxmarshal.reasons import REASONS
 
@@ -49,6 +49,7 @@ def examine() -> dict[str, Any]:
             if name in os.environ
         },
         "switched_off": _install.switched_off(),
+        "activated": _activation.is_activated(),
         "not_supported": _reference.why_not_supported(),
         "missing_names": dict(_reference.missing),
         "entry_points": {
@@ -58,6 +59,15 @@ def examine() -> dict[str, Any]:
                 "lacks": _what_is_missing(entry),
             }
             for entry in _install.ENTRY_POINTS
+        },
+        "fronts": {
+            front.name: {
+                "library": front.library,
+                "version": fronts.version_of(front),
+                "installed": front.name in fronts.installed_names(),
+                "inactive": fronts.why_inactive(front),
+            }
+            for front in fronts.FRONTS
         },
         "stats": _stats.snapshot(),
     }
@@ -81,6 +91,19 @@ def _where(offset: Any) -> str:
     return f"byte {offset}"
 
 
+def _without_words(layout: dict[str, Any], environment: dict[str, str]) -> list[str]:
+    """What it means where arrays of the default backend cannot be compared by their words."""
+    if not layout["calibrated"] or (layout["vouched_for"] and layout["data_layout"]):
+        return []
+    lines = [
+        "  so calls of compiled code (jit, compiled ahead of time, operations) are JAX's own here: "
+        "no faster, and no slower"
+    ]
+    if "JAXMARSHAL_OBJECT_LAYOUT" in environment:
+        lines.append("  unset JAXMARSHAL_OBJECT_LAYOUT in the environment to have them accelerated")
+    return lines
+
+
 def _entry_line(name: str, state: dict[str, Any], facts: dict[str, Any]) -> str:
     if not state["active"]:
         reason = facts["not_supported"] or "JAX lacks " + ", ".join(state["lacks"])
@@ -92,6 +115,14 @@ def _entry_line(name: str, state: dict[str, Any], facts: dict[str, Any]) -> str:
         if facts["switched_off"]:
             status += f" (JAXMARSHAL={facts['environment']['JAXMARSHAL']})"
     return f"  {name:<24} {status}"
+
+
+def _front_line(name: str, state: dict[str, Any]) -> str:
+    """One line about an entry point of a library."""
+    if state["inactive"]:
+        return f"  {name:<24} off: {state['inactive']}"
+    status = "active, installed" if state["installed"] else "active, not installed"
+    return f"  {name:<24} {status} ({state['library']} {state['version']})"
 
 
 def _stats_lines(stats: dict[str, dict[str, Any]]) -> list[str]:
@@ -111,6 +142,19 @@ def _stats_lines(stats: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _activation_lines(facts: dict[str, Any]) -> list[str]:
+    """Whether JAXMARSHAL=on has an effect in this environment, and what is wrong with its value."""
+    lines = [f"  {'activated':<24} {'yes' if facts['activated'] else 'no'}"]
+    bad = _install.bad_switch()
+    if bad:
+        lines += [f"  {bad}"]
+    elif "JAXMARSHAL" in facts["environment"] and not (
+        facts["activated"] or facts["switched_off"]
+    ):
+        lines += ["  JAXMARSHAL=on has no effect before `python -m jaxmarshal activate`"]
+    return lines
+
+
 def report(facts: dict[str, Any]) -> str:
     """The facts as text for a terminal."""
     lines = ["versions"]
@@ -123,6 +167,7 @@ def report(facts: dict[str, Any]) -> str:
     lines += [f"  {name:<24} {value}" for name, value in facts["environment"].items()]
     if facts["switched_off"]:
         lines += ["switched off", "  JAXMARSHAL is off in the environment: install() does nothing"]
+    lines += _activation_lines(facts)
     if facts["not_supported"]:
         lines += ["not supported", f"  {facts['not_supported']}"]
     if facts["missing_names"]:
@@ -133,7 +178,10 @@ def report(facts: dict[str, Any]) -> str:
     for word in ("aval", "dtype", "sharding", "committed", "buffer", "data_layout"):
         lines += [f"  {word:<24} {_where(layout[word])}"]
     lines += [f"  note: {note}" for note in layout["notes"]]
+    lines += _without_words(layout, facts["environment"])
     lines += ["entry points"]
     lines += [_entry_line(name, state, facts) for name, state in facts["entry_points"].items()]
+    lines += ["fronts of libraries"]
+    lines += [_front_line(name, state) for name, state in facts["fronts"].items()]
     lines += _stats_lines(facts["stats"])
     return "\n".join(lines)

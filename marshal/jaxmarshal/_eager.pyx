@@ -11,10 +11,10 @@ an array of host data, is in `_staging`. Everything else goes to the reference's
 import weakref
 from functools import partial
 
+cimport numpy as cnp
 from cpython.exc cimport PyErr_Clear
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 
 from jaxmarshal cimport _staging, _tape
 from jaxmarshal._call cimport Call, describe, try_plans
@@ -22,155 +22,135 @@ from jaxmarshal._classify cimport (
     JM_ARRAY, JM_KEY_ARRAY, JM_LITERAL, JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, jm_kind_is_host,
     jm_kind_of_type, types
 )
-from jaxmarshal._context cimport Context
+from jaxmarshal._context cimport Context, state_is
 from jaxmarshal._counters cimport JM_DEBUG
-from jaxmarshal._jit cimport PjitFunction
 from jaxmarshal._jit_context cimport operation_context
-from jaxmarshal._jit_record cimport JitPlans
+from jaxmarshal._jit_plans cimport JitPlans, plans_of_jitted
+from jaxmarshal._layout cimport array_buffer, words_are_vouched_for
 from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
+from jaxmarshal._operations cimport (
+    Operation, Operations, find_operation, hash_operation, keep_operation
+)
 from jaxmarshal._records cimport is_ordinary_data
+from jaxmarshal._rules cimport (
+    BY_OTHERS, BY_ONE_FUNCTION, attributes_of, bind_rules, has_attributes, implementation_of,
+    is_ordinary, is_untouched, stage_is_untouched
+)
+from jaxmarshal._scalars cimport narrows_silently
 from jaxmarshal._staging cimport make_array, make_type
 from jaxmarshal._stats cimport (
-    EXECUTABLE, HIT, NOT_RECORDED, OPTIONS, UNKNOWN_TYPE, count_miss, entries, entry_number
+    DELETED, EXECUTABLE, HIT, NOT_RECORDED, OBJECT_LAYOUT, OPTIONS, REPLACED, UNKNOWN_TYPE, VALUE,
+    count_miss, decided_to_hit, entries, entry_number, is_asked, numbers
 )
 
 from jaxmarshal import _jit, _reference
 
+cnp.import_array()
+
 cdef extern from *:
     PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
     Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
-    PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
     PyObject* PyErr_Occurred() noexcept
     PyObject* PyObject_Call(PyObject* function, PyObject* args, PyObject* kwargs) noexcept
-    object PyObject_GenericGetDict(object obj, void* context)
 
-cdef extern from "jaxmarshal/containers.h":
-    PyObject* jm_dict_value(object mapping, object name, Py_ssize_t* position) except? NULL
+cdef extern from "jaxmarshal/compat.h":
+    bint jm_weakref_is_alive(PyObject* reference) noexcept
+
+cdef extern from "numpy/arrayobject.h":
+    object PyArray_FromScalar(object scalar, void* descr)
 
 # As their callers see them; see `_errors`.
-ctypedef int (*find_function)(object, Context, PyObject*, PyObject**) noexcept
+ctypedef int (*find_function)(
+    size_t, Context, PyObject**, Py_ssize_t, PyObject*, PyObject**
+) noexcept
 ctypedef int (*kinds_function)(PyObject**, Py_ssize_t) noexcept
+ctypedef int (*obstacle_function)(PyObject**, Py_ssize_t) noexcept
+ctypedef int (*stage_function)() noexcept
 ctypedef PyObject* (*direct_function)(Operation, PyObject**, Py_ssize_t, PyObject*) noexcept
 ctypedef PyObject* (*run_function)(
     Operation, int, PyObject**, Py_ssize_t, PyObject*, Context, int*
 ) noexcept
 
-cdef enum:
-    MOST_FUNCTIONS = 4096    # as many as the reference keeps
-
 cdef object _bind = _reference.primitive_bind
-cdef object _primitive_type = _reference.Primitive
+cdef PyObject* _primitive_type = <PyObject*>_reference.Primitive
 cdef object _callable_of = _reference.xla_primitive_callable
 cdef object _canonicalize = _reference.canonicalize_value
 cdef object _stage_primitive = _reference.stage_primitive
-cdef object _apply_primitive = _reference.apply_primitive
-cdef tuple _jaxpr_types = _reference.jaxpr_types
 cdef object _convert_bind = _reference.convert_bind_with_trace
-cdef int _entry = entry_number("bind")
-cdef Py_ssize_t _impl_position = 0
+cdef object _x64 = _reference.enable_x64
 cdef int _callable_entry = entry_number("xla_primitive_callable")
-cdef dict _accelerated = {}    # id of a function of the reference -> (weak reference to it, ours)
 
 
-# How a primitive with certain parameters is run in one context.
-cdef class Operation:
-    cdef object impl         # the primitive's, compared by pointer
-    cdef Py_ssize_t own      # how many attributes of its own the primitive had
-    cdef object function     # the jitted function that it comes to, or None
-    cdef JitPlans plans      # of that function, or None
-    cdef bint direct         # it comes to calling `impl`
-
+# --- Functions of primitives ---------------------------------------------------------------------
 
 def xla_primitive_callable(prim, **params):
     """`jax._src.dispatch.xla_primitive_callable`: the jitted function of one primitive."""
     function = _callable_of(prim, **params)
-    key = id(function)
-    found = _accelerated.get(key)
-    if found is None:
-        found = (
-            weakref.ref(function, lambda _: _accelerated.pop(key, None)),
-            _jit.accelerate(function, _jit.BY_PRIMITIVES),
-        )
-        _accelerated[key] = found
-        count_miss(_callable_entry, NOT_RECORDED)
-    else:
+    if not words_are_vouched_for():
+        count_miss(_callable_entry, OBJECT_LAYOUT)
+        return function
+    if _jit.uses_plans(function):
         entries[_callable_entry].hits += 1
-    return (<tuple>found)[1]
+        return function
+    count_miss(_callable_entry, NOT_RECORDED)
+    return _jit.of_primitive(function)
 
 
-cdef bint _is_ordinary(object prim, dict params) except -1:
-    """Does the reference's `bind` come to calling the implementation with the arguments?"""
-    if type(prim) is not _primitive_type or prim.ref_primitive or prim.ref_allocating:
-        return False
-    own = vars(prim)
-    if "bind" in own or "is_high" in own:
-        return False
-    if "bind_with_trace" in own and not (
-        # It constrains the result's sharding afterwards, if there is one to constrain it to.
-        own["bind_with_trace"] is _convert_bind and params.get("sharding", own) is None
-    ):
-        return False
-    if _reference.debug_key_reuse.value:
-        return False
-    return not any([_holds_a_program(value) for value in params.values()])
+cdef JitPlans _plans_of(Operation operation):
+    """The plans of the jitted function that a primitive comes to, or None."""
+    if operation.plans is None:
+        operation.plans = plans_of_jitted((<object>operation.function)())
+    return operation.plans
 
 
-cdef bint _holds_a_program(object value) except -1:
-    if isinstance(value, (tuple, list)):
-        return any([_holds_a_program(item) for item in value])
-    return isinstance(value, _jaxpr_types)
+cdef bint _is_alive(Operation operation) noexcept:
+    """Is the function that the primitive came to still the one that the reference keeps?
+
+    It is JAX's to keep: what its cache lets go is not held here.
+    """
+    return operation.direct or jm_weakref_is_alive(<PyObject*>operation.function)
 
 
-cdef bint _is_one_function(object prim) except -1:
-    """Is the implementation the reference's own, a jitted function for each primitive?"""
-    impl = prim.impl
-    if type(impl) is not partial or impl.func is not _apply_primitive or impl.keywords:
-        return False
-    return len(impl.args) == 1 and impl.args[0] is prim
-
+# --- Recording -----------------------------------------------------------------------------------
 
 cdef Operation _make_operation(object prim, dict params):
+    """How the reference runs a primitive, or None where it has to be left to it."""
     cdef Operation operation = Operation()
-    operation.impl = prim.impl
-    operation.own = len(vars(prim))
-    if not _is_ordinary(prim, params):
-        return operation
-    if not _is_one_function(prim):
+    cdef int implementation
+    if not is_ordinary(prim) or _reference.debug_key_reuse.value:
+        return None
+    implementation = implementation_of(prim)
+    if implementation == BY_OTHERS:
+        return None
+    own_bind = vars(prim).get("bind_with_trace")
+    # That of conversions constrains the sharding afterwards, if there is one to constrain it to.
+    if own_bind is not None and not (
+        own_bind is _convert_bind and params.get("sharding", own_bind) is None
+    ):
+        return None
+    operation.prim = prim
+    operation.attributes = attributes_of(prim)
+    if operation.attributes is None:
+        return None
+    operation.names = tuple(params)
+    operation.values = tuple(params.values())
+    if implementation == BY_ONE_FUNCTION:
+        function = xla_primitive_callable(prim, **params)
+        operation.function = weakref.ref(function)
+    else:
         operation.direct = True
-        return operation
-    operation.function = xla_primitive_callable(prim, **params)
-    if _jit.is_jitted(operation.function):
-        operation.plans = (<PjitFunction>operation.function).plans
     return operation
 
 
-cdef int _note(object key, object prim, dict params, Context context) except -1:
-    """The reference has performed the operation: know its function the next time."""
-    cdef dict operations = context.operations
-    if len(operations) >= MOST_FUNCTIONS:
-        operations.clear()
-    operations[key] = _make_operation(prim, params)
-    return 0
-
-
-cdef object _key(PyObject** args, Py_ssize_t n, PyObject* names):
-    """The primitive with its parameters, as one object to look up; `n` counts the primitive."""
-    cdef Py_ssize_t i, count
-    cdef object key
-    if names == NULL:
-        return <object>args[0]
-    count = PyTuple_GET_SIZE(names)
-    key = PyTuple_New(count + 2)
-    _set(key, 0, args[0])
-    _set(key, 1, names)
-    for i in range(count):
-        _set(key, i + 2, args[n + i])
-    return key
-
-
-cdef inline void _set(object items, Py_ssize_t i, PyObject* value) noexcept:
-    Py_INCREF(<object>value)
-    PyTuple_SET_ITEM(items, i, <object>value)
+cdef int _note(size_t hashed, object prim, dict params, Context context) except -1:
+    """The reference has performed the operation: know how to, the next time."""
+    cdef Operation operation = _make_operation(prim, params)
+    if operation is None:
+        return 0
+    operation.hashed = hashed
+    if context.operations is None:
+        context.operations = Operations()
+    return keep_operation(<Operations>context.operations, operation)
 
 
 cdef dict _params(PyObject** args, Py_ssize_t n, PyObject* names):
@@ -183,30 +163,28 @@ cdef dict _params(PyObject** args, Py_ssize_t n, PyObject* names):
     }
 
 
-cdef inline bint _has_its_rules(object prim, Operation operation) except -1:
-    """Is the primitive implemented as it was, with no further attributes of its own?"""
-    cdef dict own = PyObject_GenericGetDict(prim, NULL)
-    cdef PyObject* impl = jm_dict_value(own, "impl", &_impl_position)
-    return impl == <PyObject*>operation.impl and len(own) == operation.own
-
-
-cdef int _find(object key, Context context, PyObject* prim, PyObject** found) except -1:
-    """The operation, owned, or NULL; returns a reason why it cannot be run from here, or HIT."""
+cdef int _find(
+    size_t hashed, Context context, PyObject** args, Py_ssize_t n, PyObject* names,
+    PyObject** found
+) except -1:
+    """The operation, owned, or NULL; HIT, or why it cannot be run from here."""
     cdef Operation operation
-    found[0] = NULL
+    if not is_untouched(bind_rules):
+        return REPLACED
     if context.operations is None:
-        context.operations = {}
-    found[0] = PyDict_GetItemWithError(context.operations, key)
+        return NOT_RECORDED
+    found[0] = find_operation(<Operations>context.operations, hashed, args[0], names, args + n)
     if found[0] == NULL:
         return NOT_RECORDED
     operation = <Operation>found[0]
     # The caller's: another thread may put another one in its place.
     Py_INCREF(operation)
-    if not _has_its_rules(<object>prim, operation):
-        Py_DECREF(operation)
-        found[0] = NULL    # other rules were given to the primitive
-        return NOT_RECORDED
-    return HIT if operation.direct or operation.function is not None else <int>EXECUTABLE
+    # Other rules may have been given to the primitive, and its function dropped.
+    if has_attributes(operation.prim, operation.attributes) and _is_alive(operation):
+        return HIT
+    Py_DECREF(operation)
+    found[0] = NULL
+    return NOT_RECORDED
 
 
 # --- Binding -------------------------------------------------------------------------------------
@@ -228,6 +206,33 @@ cdef int _kind_of_all(PyObject** args, Py_ssize_t n) except -1:
     return all_kinds
 
 
+cdef bint _converts_silently(PyObject* arg, int kind) except -1:
+    """Does numpy not warn of it? A warning names the line that calls into C: another one here."""
+    cdef object data
+    dtype = (<object>arg).dtype
+    if (<cnp.dtype>dtype).num != cnp.NPY_FLOAT64 and (<cnp.dtype>dtype).num != cnp.NPY_COMPLEX128:
+        return True
+    if state_is(_x64, True):
+        return True
+    data = <object>arg if kind == JM_NDARRAY else PyArray_FromScalar(<object>arg, NULL)
+    return narrows_silently(data)
+
+
+cdef int _obstacle(PyObject** args, Py_ssize_t n) except -1:
+    """Why only the reference can pass these on to a function, or HIT."""
+    cdef Py_ssize_t i
+    cdef int kind
+    for i in range(n):
+        kind = jm_kind_of_type(&types, Py_TYPE(args[i]))
+        # One that `__new__` made, which jaxlib's functions do not expect, has no buffer either.
+        if kind == JM_ARRAY and array_buffer(<object>args[i]) == NULL:
+            return DELETED
+        if kind == JM_NDARRAY or kind == JM_NP_SCALAR:
+            if not _converts_silently(args[i], kind):
+                return VALUE
+    return HIT
+
+
 cdef PyObject* _call_directly(
     Operation operation, PyObject** args, Py_ssize_t n, PyObject* names
 ) except? NULL:
@@ -237,6 +242,8 @@ cdef PyObject* _call_directly(
     cdef list canonical = []
     cdef tuple values
     cdef dict params
+    cdef object function
+    decided_to_hit(numbers.bind)
     for i in range(n):
         kind = jm_kind_of_type(&types, Py_TYPE(args[i]))
         if jm_kind_is_host(kind):
@@ -244,10 +251,14 @@ cdef PyObject* _call_directly(
         else:
             canonical.append(<object>args[i])
     values = tuple(canonical)
-    if not operation.direct:
-        return PyObject_Call(<PyObject*>operation.function, <PyObject*>values, NULL)
-    params = _params(args, n, names)
-    return PyObject_Call(<PyObject*>operation.impl, <PyObject*>values, <PyObject*>params)
+    if operation.direct:
+        function = vars(operation.prim)["impl"]
+        params = _params(args, n, names)
+        return PyObject_Call(<PyObject*>function, <PyObject*>values, <PyObject*>params)
+    function = operation.function()
+    if function is None:    # converting has run other code
+        function = xla_primitive_callable(operation.prim, **_params(args, n, names))
+    return PyObject_Call(<PyObject*>function, <PyObject*>values, NULL)
 
 
 cdef PyObject* _run(
@@ -257,14 +268,25 @@ cdef PyObject* _run(
     """The results, a new reference; or NULL with a reason."""
     cdef Call call
     cdef PyObject* result
-    if kinds == JM_ARRAY and operation.plans is not None:
+    cdef object function
+    cdef JitPlans plans = None
+    if kinds == JM_ARRAY and not operation.direct:
+        plans = _plans_of(operation)
+    if plans is not None:
+        function = operation.function() if _tape.current is not None else None
         describe(&call, args, n, NULL)
-        result = try_plans(operation.plans, context, &call, reason)
+        call.entry = numbers.bind
+        result = try_plans(plans, None, context, &call, reason)
         if _tape.current is not None and result != NULL:
-            _tape.note(operation.function, args, n, result)
+            _tape.note(function, args, n, NULL, result)
+        if reason[0] == DELETED and not is_asked():
+            plans.skip, plans.refusal = 1, DELETED    # the reference calls it next: once is enough
         return result
     if kinds == JM_ARRAY and not operation.direct:
         reason[0] = EXECUTABLE
+        return NULL
+    reason[0] = (<obstacle_function>_obstacle)(args, n)
+    if reason[0] != HIT:
         return NULL
     # Without a check for errors: the tracebacks of what goes wrong inside are the reference's.
     return (<direct_function>_call_directly)(operation, args, n, names)
@@ -278,52 +300,53 @@ cdef PyObject* _bind_operation(
     cdef Context context = None
     cdef PyObject* found = NULL
     cdef PyObject* result = NULL
-    cdef int kinds, kind = 0, reason = UNKNOWN_TYPE
-    cdef bint known
-    cdef object key = None
+    cdef int kinds = 0, kind = 0, reason = UNKNOWN_TYPE
+    cdef size_t hashed = 0
+    if n and _tape.current is not None:
+        _tape.note_primitive(args[0])
     if n == 2 and names == NULL and args[0] == <PyObject*>_stage_primitive:
         kind = jm_kind_of_type(&types, Py_TYPE(args[1]))
-        if jm_kind_is_host(kind):
+        if jm_kind_is_host(kind) and (<stage_function>stage_is_untouched)():
             return (<make_type>make_array)(
-                _entry, 0, <PyObject*>_bind, args[1], kind, args, nargsf
+                numbers.bind, 0, <PyObject*>_bind, args[1], kind, args, nargsf
             )
-    kinds = (<kinds_function>_kind_of_all)(args + 1, n - 1) if n else 0
+    if n and <PyObject*>Py_TYPE(args[0]) == _primitive_type:
+        kinds = (<kinds_function>_kind_of_all)(args + 1, n - 1)
+    if kinds == JM_ARRAY and not words_are_vouched_for():
+        kinds, reason = 0, OBJECT_LAYOUT
     if kinds > 0:
+        hashed = hash_operation(args[0], names, args + n)
+        reason = OPTIONS
+    if hashed:
         context = operation_context(&reason)
-    if kinds < 0:
-        PyErr_Clear()
     if context is not None:
-        key = _key(args, n, names)
-        reason = (<find_function>_find)(key, context, args[0], &found)
-        if reason < 0:
-            PyErr_Clear()    # unhashable
-            reason = OPTIONS
-            context = None
-        elif reason == HIT:
+        reason = (<find_function>_find)(hashed, context, args, n, names, &found)
+        if reason == HIT:
             result = (<run_function>_run)(
                 <Operation>found, kinds, args + 1, n - 1, names, context, &reason
             )
-    known = found != NULL
-    if known:
+    if found != NULL:
         Py_DECREF(<object>found)
     if result != NULL:
-        entries[_entry].hits += 1
+        entries[numbers.bind].hits += 1
         return result
     if PyErr_Occurred() != NULL:
-        return NULL
-    count_miss(_entry, reason)
+        if found != NULL:
+            return NULL
+        PyErr_Clear()    # in looking at arguments, which the reference looks at too
+    count_miss(numbers.bind, reason)
     result = PyObject_Vectorcall(<PyObject*>_bind, args, nargsf, names)
-    if result != NULL and context is not None and not known:
-        _note_quietly(key, args, n, names, context)
+    if result != NULL and context is not None and reason == NOT_RECORDED and found == NULL:
+        _note_quietly(hashed, args, n, names, context)
     return result
 
 
 cdef int _note_quietly(
-    object key, PyObject** args, Py_ssize_t n, PyObject* names, Context context
+    size_t hashed, PyObject** args, Py_ssize_t n, PyObject* names, Context context
 ) except -1:
     """Failing to know an operation is no error of the user's."""
     try:
-        _note(key, <object>args[0], _params(args, n, names), context)
+        _note(hashed, <object>args[0], _params(args, n, names), context)
     except Exception:
         if JM_DEBUG:
             raise

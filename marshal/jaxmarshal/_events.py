@@ -19,9 +19,9 @@ def publish() -> None:
 
     For each count that grew, `jax.monitoring.record_scalar` is called with the event
     `/jaxmarshal/hits` or `/jaxmarshal/misses/<reason>`, the number of calls, and the name of the
-    entry point as `entry_point`. `reset_stats()` loses nothing that was not published. With
-    `JAXMARSHAL_EVENTS=1` in the environment this runs at exit, too. What a listener raises is
-    raised here; what was not published by then stays for the next time.
+    entry point as `entry_point`. `reset_stats()` loses no unpublished counts. With
+    `JAXMARSHAL_EVENTS=1` in the environment this also runs at exit. It raises what a listener
+    raises; counts not yet published then stay for the next time.
     """
     for name in _stats.snapshot():
         for code, reason in enumerate(REASONS):

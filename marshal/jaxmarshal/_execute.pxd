@@ -18,8 +18,12 @@ cdef int compiling
 # As `flatten_call`; HOST_LEAVES where jaxlib's C++ call, which makes no array objects of host
 # arguments, costs less than a plan would.
 cdef int flatten_for_plan(
-    Call* call, StaticRule rule, Structure* structure, jm_table* table
+    Call* call, StaticRule rule, Structure* structure, jm_table* table, bint keeps_scalars
 ) except -1
+
+# Is it so for these arguments? With `keeps_scalars`, Python scalars are not counted: they are
+# placed once, and kept for as long as they stay the same.
+cdef bint is_better_in_cpp(jm_table* table, bint keeps_scalars) noexcept
 
 # Which of the arguments that were flattened is in the way of a plan, for that reason; or -1.
 cdef Py_ssize_t refused_argument(jm_table* table, int reason) except -2

@@ -35,20 +35,30 @@ def _table(table: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
-def page(result: dict[str, Any]) -> str:
-    """The page for what `compare` found."""
+def page(result: dict[str, Any], speedscope: str) -> str:
+    """The page for what `compare` found; `speedscope` is the name of the file beside it."""
     data = {
-        name: {"seconds": run["seconds"], "profile": _pruned(run["profile"])}
+        name: {
+            "seconds": run["seconds"],
+            "profile": _pruned(run["profile"]),
+            "steady": _pruned(run["steady_profile"]),
+        }
         for name, run in result["runs"].items()
     }
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in result["notes"])
+    tables = "\n".join(
+        f"<h2>{html.escape(title[0].upper() + title[1:])}</h2>\n"
+        + (f"<table>{_table(make(rows[: 3 * most]))}</table>" if rows else "<p>None.</p>")
+        for title, rows, most, make in _compare.tables(result)
+    )
     parts = {
         "SCRIPT": html.escape(" ".join(result["script"])),
         "VERSIONS": html.escape(versions),
+        "SUMMARY": html.escape(_compare.summary(result)),
+        "SPEEDSCOPE": html.escape(speedscope, quote=True),
         "NOTES": notes,
-        "SITES": _table(_compare.site_table(result["sites"])),
-        "FUNCTIONS": _table(_compare.function_table(result["functions"][:30])),
+        "TABLES": tables,
         # Inside a script element, nothing may look like its end.
         "DATA": json.dumps(data).replace("<", "\\u003c"),
     }

@@ -8,18 +8,19 @@ from jaxmarshal._argtable cimport (
     JM_COUNT_BUFFER_READ, jm_slot, jm_table, jm_table_clear, push_argument
 )
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_KEY_ARRAY, Py_TYPE, classify, jm_kind_is_argument, jm_kind_of_type, types
+    JM_ARRAY, JM_KEY_ARRAY, JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, classify, jm_kind_is_argument,
+    jm_kind_is_host, jm_kind_of_type, types
 )
 from jaxmarshal._context cimport Context
 from jaxmarshal._counters cimport counters
-from jaxmarshal._intake cimport jm_guard, jm_intake, jm_words_are_known
+from jaxmarshal._intake cimport jm_guard, jm_intake
 from jaxmarshal._layout cimport (
-    array_aval, array_buffer, array_committed, array_layout_is_default, array_sharding, layout
+    array_aval, array_buffer, array_committed, array_sharding, jm_buffer_layout_is_default, layout
 )
 from jaxmarshal._plan cimport Plan
 from jaxmarshal._records cimport LeafPlan, TargetPlan, find_target, records_of, resolve_host
 from jaxmarshal._stats cimport (
-    AVAL, COMMITTED, DELETED, HIT, KEY_ARRAY, LAYOUT, NOT_RECORDED, SHARDING
+    AVAL, COMMITTED, DELETED, HIT, KEY_ARRAY, LAYOUT, NOT_RECORDED, SHARDING, is_asked
 )
 
 from jaxmarshal import _reference
@@ -43,6 +44,8 @@ cdef inline bint _same(PyObject** recorded, object found) except -1:
     known = <object>recorded[0]    # held: a comparison may let another thread adopt a pointer
     if type(known) is not type(found) or not (known == found):
         return False
+    if is_asked():
+        return True
     Py_INCREF(found)
     old = recorded[0]
     recorded[0] = <PyObject*>found
@@ -50,12 +53,14 @@ cdef inline bint _same(PyObject** recorded, object found) except -1:
     return True
 
 
-cdef int _check_array(jm_guard* guard, object array) except -1:
+cdef int _check_array(jm_intake* intake, jm_guard* guard, object array) except -1:
     cdef void* buffer
+    if array_buffer(array) == NULL:
+        return DELETED    # or never filled: then it has no aval either
     if not _same(&guard.aval, array_aval(array)):
-        return DELETED if array_buffer(array) == NULL else <int>AVAL
+        return AVAL
     if not _same(&guard.where, array_sharding(array)):
-        return DELETED if array_buffer(array) == NULL else <int>SHARDING
+        return SHARDING
     if array_committed(array) != guard.committed:
         return COMMITTED
     # Read here: what was just compared may have run code that deletes arrays.
@@ -63,19 +68,19 @@ cdef int _check_array(jm_guard* guard, object array) except -1:
     JM_COUNT_BUFFER_READ(&counters)
     if buffer == NULL:
         return DELETED
-    if guard.input >= 0 and not array_layout_is_default(array, buffer):
+    if guard.input >= 0 and not jm_buffer_layout_is_default(intake.layout, buffer):
         return LAYOUT
     return HIT
 
 
-cdef int _check_key(jm_guard* guard, jm_slot* slot) except -1:
+cdef int _check_key(jm_intake* intake, jm_guard* guard, jm_slot* slot) except -1:
     """A typed key is its implementation and a base array, which goes to the executable."""
     cdef object key = <object>slot.obj
     if not take_base_array(slot):
         return KEY_ARRAY
     if <PyObject*>key._impl != guard.impl:
         return AVAL
-    return _check_array(guard, <object>slot.ready)
+    return _check_array(intake, guard, <object>slot.ready)
 
 
 cdef bint take_base_array(jm_slot* slot) except -1:
@@ -95,7 +100,7 @@ cdef int _check_host(jm_guard* guard, jm_slot* slot, Context context) except -1:
     target = find_target(records_of(context), <object>guard.where)
     if target is None:
         return NOT_RECORDED
-    reason = resolve_host(slot, target)
+    reason = resolve_host(slot, target, True)
     if reason:
         return reason
     aval = (<LeafPlan>slot.plan).aval
@@ -117,7 +122,7 @@ cdef inline void _set_input(jm_intake* intake, jm_guard* guard, PyObject* array)
 
 
 cdef int _take_array(jm_intake* intake, object array) except -1:
-    cdef int reason = _check_array(intake.guard, array)
+    cdef int reason = _check_array(intake, intake.guard, array)
     if reason == HIT:
         _set_input(intake, intake.guard, <PyObject*>array)
     return reason
@@ -133,7 +138,7 @@ cdef int _take_other(jm_intake* intake, object obj, int kind) except -1:
     slot.number = guard - (<Plan>intake.plan).guards
     if kind != JM_KEY_ARRAY:
         return _check_host(guard, slot, (<Plan>intake.plan).context)
-    reason = _check_key(guard, slot)
+    reason = _check_key(intake, guard, slot)
     if reason == HIT:
         _set_input(intake, guard, slot.ready)
     return reason
@@ -143,6 +148,10 @@ cdef int _look(jm_intake* intake, PyObject* obj) except -1:
     """Look closer at an argument whose words did not match; see `jm_intake`."""
     cdef int kind = classify(obj), wanted = intake.guard.kind, reason
     if not jm_kind_is_argument(kind):
+        return 0
+    if (<Plan>intake.plan).filtered and jm_kind_is_host(kind) and (
+        kind != JM_NDARRAY and kind != JM_NP_SCALAR
+    ):
         return 0
     if kind == JM_ARRAY and wanted == JM_ARRAY:
         reason = _take_array(intake, <object>obj)
@@ -175,10 +184,10 @@ cdef int begin(Plan plan, jm_intake* intake, jm_table* table, bint by_pointer) e
     Py_INCREF(inputs)
     intake.tuple = <PyObject*>inputs
     intake.inputs = jm_tuple_items(inputs)
-    intake.layout = &layout
-    intake.array_type = NULL
-    if jm_words_are_known(&layout):
-        intake.array_type = <PyTypeObject*>_array_type
+    intake.layout = plan.words
+    if plan.words == NULL:    # it has no arrays
+        intake.layout = &layout
+    intake.array_type = <PyTypeObject*>_array_type
     intake.guard = plan.guards
     intake.end = plan.guards + plan.count
     intake.table = table

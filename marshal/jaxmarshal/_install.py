@@ -13,12 +13,53 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from functools import cache
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
 
-from jaxmarshal import _device_put, _eager, _execute, _jit, _reference, _replay, _staging, api
+from jaxmarshal import (
+    _device_put,
+    _eager,
+    _execute,
+    _functions,
+    _jit,
+    _method,
+    _reference,
+    _replay,
+    _rules,
+    _staging,
+    api,
+    fronts,
+)
+from jaxmarshal._startup.hook import OFF, ON
 
 logger = logging.getLogger("jaxmarshal")
+
+
+class Place(NamedTuple):
+    """Where an entry point is called.
+
+    Attributes:
+      original: the reference's object.
+      accelerated: its replacement.
+      holder: the class whose attribute it is, or None for a function, which is replaced in every
+        module of JAX that holds it.
+      attribute: the attribute's name in `holder`.
+    """
+
+    original: Any
+    accelerated: Any
+    holder: type | None = None
+    attribute: str = ""
+
+
+class Change(NamedTuple):
+    """What is to be put where: `new` for `old`, as in a `Place`."""
+
+    holder: type | None
+    attribute: str
+    old: Any
+    new: Any
 
 
 @dataclass(frozen=True)
@@ -34,7 +75,7 @@ class EntryPoint:
       holder: the class whose attribute it is, or None for a function, which is replaced in every
         module of JAX that holds it.
       attribute: the attribute's name in `holder`.
-      also: further (original, substitute), functions that have to know of this one.
+      more: further places of the same entry point.
     """
 
     name: str
@@ -44,7 +85,38 @@ class EntryPoint:
     needs: str
     holder: type | None = None
     attribute: str = ""
-    also: tuple[tuple[Any, Any], ...] = ()
+    more: tuple[Place, ...] = ()
+
+    def __post_init__(self) -> None:
+        """What stands in for a function shows and refuses what the function does."""
+        stands_in = _method.in_place_of(self.original, self.accelerated)
+        object.__setattr__(self, "accelerated", stands_in)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """All places, the one that these attributes name first."""
+        return (
+            Place(self.original, self.accelerated, self.holder, self.attribute),
+            *self.more,
+        )
+
+
+def _functions_entry() -> EntryPoint:
+    """The entry point of all functions that are replayed."""
+    places = [Place(*pair) for pair in _functions.functions()]
+    places += [
+        Place(original, accelerated, holder, attribute)
+        for holder, attribute, original, accelerated in _functions.methods()
+    ]
+    first = places[0] if places else Place(None, None)
+    return EntryPoint(
+        "functions",
+        first.original,
+        first.accelerated,
+        _reference.HAVE_REPLAY,
+        "HAVE_REPLAY",
+        more=tuple(places[1:]),
+    )
 
 
 ENTRY_POINTS: tuple[EntryPoint, ...] = (
@@ -138,9 +210,9 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
             "HAVE_REPLAY",
         )
         for name, original, accelerated in (
-            ("zeros", _reference.jnp_zeros, api.zeros),
-            ("ones", _reference.jnp_ones, api.ones),
-            ("full", _reference.jnp_full, api.full),
+            ("zeros", _reference.jnp_zeros, _replay.zeros),
+            ("ones", _reference.jnp_ones, _replay.ones),
+            ("full", _reference.jnp_full, _replay.full),
         )
     ),
     *(
@@ -159,6 +231,7 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         _reference.ArrayImpl,
         "__getitem__",
     ),
+    _functions_entry(),
     # All that `jax.jit` and `jax.pjit` do with a function goes through this one.
     EntryPoint(
         "jit",
@@ -166,38 +239,89 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         _jit.cpp_pjit,
         _reference.HAVE_JIT,
         "HAVE_JIT",
-        also=((_reference.eval_shape, _jit.eval_shape),),
     ),
 )
 
 
-def _take_after(entry: EntryPoint) -> None:
-    """Give what stands in for the original the attributes that others know of the original.
+#: Entry points that nobody calls with the arguments of a user's call.
+_NOT_CALLED = frozenset(("jit", "xla_primitive_callable", "results_handler_call"))
+
+
+@cache
+def _by_function() -> dict[int, tuple[EntryPoint, Place]]:
+    return {
+        id(function): (entry, place)
+        for entry in ENTRY_POINTS
+        if entry.name not in _NOT_CALLED
+        for place in entry.places
+        for function in (place.original, place.accelerated)
+        if function is not None
+    }
+
+
+def entry_point_of(function: Any) -> EntryPoint | None:
+    """The entry point that calls of a function come to at once, the reference's or ours."""
+    found = _by_function().get(id(function))
+    return None if found is None else found[0]
+
+
+def place_of(function: Any) -> Place:
+    """The same for the place. Needs a function of an entry point."""
+    return _by_function()[id(function)][1]
+
+
+def _take_after(place: Place) -> None:
+    """Give what replaces the original the attributes that others know of the original.
 
     These are a cache's own functions, what it wraps, and the name that a method shows.
     """
-    for name in dir(entry.original):
+    if type(place.original) is FunctionType and isinstance(place.accelerated, _method.Method):
+        return    # it was made with all that a function shows
+    for name in dir(place.original):
         own = not name.startswith("_") or name == "__wrapped__"
-        if own and not hasattr(entry.accelerated, name):
-            setattr(entry.accelerated, name, getattr(entry.original, name))
-    if entry.holder is not None:
+        if own and not hasattr(place.accelerated, name):
+            setattr(place.accelerated, name, getattr(place.original, name))
+    if place.holder is not None:
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-            setattr(entry.accelerated, name, getattr(entry.original, name))
+            setattr(place.accelerated, name, getattr(place.original, name))
 
 
 for _entry in ENTRY_POINTS:
-    if _entry.active:
-        _take_after(_entry)
+    for _place in _entry.places if _entry.active else ():
+        _take_after(_place)
+        _rules.put_in_place_of(_place.original, _place.accelerated)
 
 _lock = threading.RLock()
 _installed: set[str] = set()  # what is patched now
 _wanted: set[str] = set()  # what `install()` asked for
-_contexts: list[list[str]] = []  # what each open `installed()` asked for; compared by identity
+# What each open `installed()` asked for, and None for each open `uninstalled()`; those that were
+# opened later come later. Compared by identity.
+_contexts: list[list[list[str] | None]] = []
+_refused = False
+
+
+def refuse() -> None:
+    """Leave JAX as it came in this process from now on, whatever the program asks for.
+
+    `compare` does so in its plain run.
+    """
+    global _refused
+    with _lock:
+        _refused = True
+        apply()
 
 
 def switched_off() -> bool:
     """Does the environment say that nothing is to be installed?"""
-    return os.environ.get("JAXMARSHAL", "").lower() in ("off", "0", "false")
+    return os.environ.get("JAXMARSHAL", "").lower() in OFF
+
+
+def bad_switch() -> str | None:
+    """What is wrong with the environment's JAXMARSHAL, in words, or None."""
+    value = os.environ.get("JAXMARSHAL", "")
+    if not value or value.lower() in (*ON, *OFF):
+        return None
+    return f"JAXMARSHAL={value!r} is neither 'on' nor 'off': it has no effect"
 
 
 def _jax_modules() -> Iterator[ModuleType]:
@@ -207,9 +331,9 @@ def _jax_modules() -> Iterator[ModuleType]:
             yield module
 
 
-def replace(changes: list[tuple[EntryPoint, Any, Any]]) -> None:
-    """For each (entry point, old, new): put `new` wherever JAX holds `old` for the entry point."""
-    functions = {id(old): new for entry, old, new in changes if entry.holder is None}
+def replace(changes: list[Change]) -> None:
+    """Put what is new wherever JAX holds what is old."""
+    functions = {id(change.old): change.new for change in changes if change.holder is None}
     for module in _jax_modules() if functions else ():
         namespace = vars(module)
         for name, value in list(namespace.items()):
@@ -218,38 +342,61 @@ def replace(changes: list[tuple[EntryPoint, Any, Any]]) -> None:
     primitive = _reference.device_put_primitive
     if primitive is not None and id(vars(primitive).get("impl")) in functions:
         primitive.impl = functions[id(primitive.impl)]
-    for entry, old, new in changes:
-        if entry.holder is not None and vars(entry.holder).get(entry.attribute) is old:
-            setattr(entry.holder, entry.attribute, new)
+    for holder, attribute, old, new in changes:
+        if holder is not None and vars(holder).get(attribute) is old:
+            setattr(holder, attribute, new)
 
 
-def _selected(only: str | Iterable[str] | None) -> list[EntryPoint]:
+def _selected(only: str | Iterable[str] | None) -> list[str]:
+    """The names of entry points, those of libraries included."""
+    known = [entry.name for entry in ENTRY_POINTS] + [front.name for front in fronts.FRONTS]
     if only is None:
-        return list(ENTRY_POINTS)
+        return known
     names = [only] if isinstance(only, str) else list(only)
-    known = {entry.name: entry for entry in ENTRY_POINTS}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(
             f"unknown entry points {unknown}; jaxmarshal has {sorted(known)}"
         )
-    return [known[name] for name in names]
+    return names
 
 
-def _apply() -> None:
+def _held() -> set[str]:
+    """What is to be installed: the last context that was opened decides."""
+    if _refused:
+        return set()
+    held = set(_wanted)
+    for (names,) in _contexts:
+        held = set() if names is None else held.union(names)
+    return held
+
+
+def apply() -> None:
     """Patch what `install()` or an open context asks for, and restore everything else."""
-    held = _wanted.union(*_contexts)
-    changes: list[tuple[EntryPoint, Any, Any]] = []
+    with _lock:
+        _apply(_held())
+
+
+def _apply(held: set[str]) -> None:
+    changes = []
     for entry in ENTRY_POINTS:
-        pairs = [(entry.original, entry.accelerated), *entry.also]
         if entry.active and entry.name in held - _installed:
-            changes += [(entry, original, accelerated) for original, accelerated in pairs]
             _installed.add(entry.name)
+            changes += [
+                Change(place.holder, place.attribute, place.original, place.accelerated)
+                for place in entry.places
+            ]
         elif entry.name in _installed - held:
-            changes += [(entry, accelerated, original) for original, accelerated in pairs]
             _installed.discard(entry.name)
+            changes += [
+                Change(place.holder, place.attribute, place.accelerated, place.original)
+                for place in entry.places
+            ]
     replace(changes)
-    _jit.use_installed("jit" in _installed, "xla_primitive_callable" in _installed)
+    by_libraries = fronts.use_installed(held)
+    _jit.use_installed(
+        "jit" in _installed, "xla_primitive_callable" in _installed, by_libraries
+    )
 
 
 def install(only: str | Iterable[str] | None = None) -> None:
@@ -258,20 +405,22 @@ def install(only: str | Iterable[str] | None = None) -> None:
     Args:
       only: names of entry points, or None for all of them.
 
-    Entry points that the installed JAX does not support stay the reference's (see
+    Entry points that the installed JAX does not support stay JAX's own (see
     `python -m jaxmarshal doctor`). Installing twice is the same as once. With `JAXMARSHAL=off`
-    in the environment nothing is installed and one line is logged.
+    in the environment it installs nothing and logs one line.
 
     Raises:
       ValueError: for an unknown name; nothing is changed then.
     """
-    names = [entry.name for entry in _selected(only)]
+    names = _selected(only)
     if switched_off():
         logger.warning("JAXMARSHAL=off: jaxmarshal is not installed")
         return
+    if bad_switch():
+        logger.warning(bad_switch())
     with _lock:
         _wanted.update(names)
-        _apply()
+        apply()
 
 
 def uninstall() -> None:
@@ -279,7 +428,7 @@ def uninstall() -> None:
     with _lock:
         _wanted.clear()
         _contexts.clear()
-        _apply()
+        apply()
 
 
 def installed_names() -> frozenset[str]:
@@ -292,22 +441,49 @@ def installed_names() -> frozenset[str]:
 def installed(only: str | Iterable[str] | None = None) -> Iterator[None]:
     """A context in which jaxmarshal is installed.
 
-    On leaving, the entry points that were installed before stay so and the others are restored,
-    except those that a context which is still open, in any thread, asked for.
+    When it ends, the entry points that were installed before stay installed. The others are
+    restored, except those that another open context, in any thread, asked for.
+
+    Args:
+      only: names of entry points, or None for all of them.
+
+    Raises:
+      ValueError: for an unknown name.
     """
-    names = [entry.name for entry in _selected(only)]
+    names = _selected(only)
     if switched_off():
         install(only)
         names = []
+    context: list[list[str] | None] = [names]
     with _lock:
         before = set(_wanted)
-        _contexts.append(names)
-        _apply()
+        _contexts.append(context)
+        apply()
     try:
         yield
     finally:
         with _lock:
-            _contexts[:] = [other for other in _contexts if other is not names]
+            _contexts[:] = [other for other in _contexts if other is not context]
             _wanted.clear()
             _wanted.update(before)
-            _apply()
+            apply()
+
+
+@contextmanager
+def uninstalled() -> Iterator[None]:
+    """A context in which JAX is as it came, in all threads.
+
+    When it ends, the entry points that were installed before are installed again. An `install()`
+    inside takes effect then; an `installed()` inside takes effect at once. `jaxmarshal.device_put`
+    and functions made by `jaxmarshal.jit` stay accelerated.
+    """
+    context: list[list[str] | None] = [None]
+    with _lock:
+        _contexts.append(context)
+        apply()
+    try:
+        yield
+    finally:
+        with _lock:
+            _contexts[:] = [other for other in _contexts if other is not context]
+            apply()

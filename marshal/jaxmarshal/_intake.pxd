@@ -26,7 +26,6 @@ cdef extern from "jaxmarshal/guard.h":
         PyObject* found
         int reason
         int (*look)(jm_intake* intake, PyObject* obj) noexcept
-    bint jm_words_are_known(const jm_array_layout* layout) noexcept nogil
     Py_ssize_t jm_take_words(
         jm_intake* intake, PyObject** items, Py_ssize_t n
     ) noexcept

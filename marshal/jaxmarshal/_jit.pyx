@@ -1,72 +1,92 @@
-"""`jit`: plans in front of jaxlib's C++ dispatch.
+"""`jit`: plans in front of jaxlib's C++ dispatch, in the reference's very objects.
 
-The reference's own jitted function stays inside and gets every call that no plan fits. Its plans
-are made by a `Recorder` (`_jit_record`), which stands in for one function of it.
+jaxlib's jitted functions are vectorcall objects: each holds the pointer it is called by. An
+accelerated function is the same object with our pointer there. It tries the function's plans, and
+hands every call that none fits to the pointer that jaxlib had put there (`_jit_record`). Nothing
+else of the object is changed, and `release` puts its pointer back.
 """
 
+import atexit
 import weakref
 
-from cpython.exc cimport PyErr_Clear
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.object cimport PyObject, PyTypeObject
-from libc.string cimport memcpy
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
 
 from jaxmarshal._call cimport Call, StaticRule, describe, try_plans
-from jaxmarshal._classify cimport Py_TYPE
-from jaxmarshal._context cimport Context, on_forget
+from jaxmarshal._context cimport Context
 from jaxmarshal cimport _tape
+from jaxmarshal._errors cimport propagate
 from jaxmarshal._jit_context cimport jit_context
-from jaxmarshal._jit_record cimport JitPlans, Recorder
-from jaxmarshal._method cimport (
-    PyObject_Vectorcall, PyVectorcall_NARGS, jm_use_vectorcall, make_method
+from jaxmarshal._jit_all cimport all_functions
+from jaxmarshal._jit_plans cimport (
+    JitPlans, accelerated, clear_plans, forget_functions, forget_plans, give_shared_plans,
+    jit_info_of, plans_of_jitted, static_rule_of
 )
+from jaxmarshal._jit_record cimport call_and_record
+from jaxmarshal._layout cimport words_are_vouched_for
+from jaxmarshal._method cimport (
+    PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
+)
+from jaxmarshal._plan cimport nothing_fitted
 from jaxmarshal._stats cimport (
-    DELETED, GUARD, NOT_RECORDED, count_miss, entries, entry_number
+    HOST_LEAVES, NOT_RECORDED, OBJECT_LAYOUT, answer, count_miss, entries,
+    is_asked, numbers
 )
 
-from jaxmarshal import _reference
+from jaxmarshal import _jit_record, _reference
+from jaxmarshal._rules import put_in_place_of
 
 cdef extern from *:
     PyObject* PyErr_Occurred() noexcept
-    object PyMethod_New(object function, object self)
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
 
-# `try_plans` as its caller sees it; see `_errors`.
-ctypedef PyObject* (*try_function)(JitPlans, Context, Call*, int*) noexcept
+cdef extern from "jaxmarshal/containers.h":
+    PyObject** jm_tuple_items(object items) noexcept
 
-ctypedef int (*note_function)(object, PyObject**, Py_ssize_t, PyObject*) noexcept
+cdef extern from "jaxmarshal/jitted.h":
+    vectorcallfunc* jm_vectorcall_of(PyObject* function) noexcept
 
-cdef enum:
-    _BY_JIT = 1
-    _BY_PRIMITIVES = 2
+# As their callers see them; see `_errors`.
+ctypedef PyObject* (*try_function)(Plans, StaticRule, Context, Call*, int*) noexcept
+ctypedef PyObject* (*call_function)(PyObject*, PyObject**, size_t, PyObject*) noexcept
+ctypedef PyObject* (*record_function)(
+    PyObject*, vectorcallfunc, JitPlans, Context, Call*, int, int
+) noexcept
 
-BY_JIT, BY_PRIMITIVES = _BY_JIT, _BY_PRIMITIVES
+cdef enum:    # for whom a function is accelerated
+    _BY_JIT = 1           # the entry point `jit`
+    _BY_PRIMITIVES = 2    # the entry point `xla_primitive_callable`
+    _OWN = 4              # `jaxmarshal.jit` made it
+    _BY_FRONTS = 8        # a front of a library that wraps `jit`
+
+BY_JIT, BY_PRIMITIVES, BY_FRONTS = _BY_JIT, _BY_PRIMITIVES, _BY_FRONTS
 
 cdef enum:
     SOME_MISSES = 4        # in a row; then calls go past the plans for a while
-    MOST_SKIPPED = 63      # calls
 
-cdef object _reference_type = _reference.PjitFunction
+cdef object _type = _reference.PjitFunction
 cdef object _cpp_pjit = _reference.cpp_pjit
 cdef object _reference_jit = _reference.jit
-cdef object _reference_eval_shape = _reference.eval_shape
-cdef int _entry = entry_number("jit")
-cdef object _all_plans = weakref.WeakSet()
-cdef int _installed = 0    # BY_JIT, BY_PRIMITIVES
+cdef object _clear_method = None if _type is None else vars(_type).get("_clear_cache")
+cdef bint _active = _reference.HAVE_JIT
+cdef vectorcallfunc _reference_call = NULL    # what every such function was called by
+cdef int _installed = 0        # BY_JIT, BY_PRIMITIVES
+cdef object _mark = None       # see `_ask_mark`
+cdef dict _excluded = {}       # id of a function -> weak reference to it
 
 
 # --- Calling -------------------------------------------------------------------------------------
 
-cdef int _nothing_fitted(JitPlans plans, int reason) noexcept:
-    """Calls that no plan fits, one after the other, go past the plans for a while."""
-    if reason == GUARD or reason == DELETED:
-        return 0    # a plan fitted, and something else was in the way
-    plans.missed += 1
-    if plans.missed > SOME_MISSES:
-        plans.missed = min(plans.missed, SOME_MISSES + 10)
-        plans.skip = min(1 << (plans.missed - SOME_MISSES), MOST_SKIPPED)
-        plans.refusal = reason
-    return 0
+cdef inline bint _is_left(JitPlans plans) noexcept:
+    """Is this call left to the reference before anything is looked at?"""
+    if plans.skip:
+        if not is_asked():
+            plans.skip -= 1
+        return True
+    if plans.leave and not plans.plans:
+        if not is_asked():
+            plans.leave -= 1
+        return True
+    return False
 
 
 cdef inline PyObject* _noted(
@@ -74,287 +94,232 @@ cdef inline PyObject* _noted(
 ) noexcept:
     """The result, after a tape that is being written has noted it."""
     if _tape.current is not None and result != NULL:
-        if names != NULL or (<note_function>_tape.note)(
-            <object>self, args, PyVectorcall_NARGS(nargsf), result
-        ):
-            PyErr_Clear()
-            _tape.current.broken = True
+        _tape.note(<object>self, args, PyVectorcall_NARGS(nargsf), names, result)
     return result
 
 
 # Without a check for errors: the tracebacks of what goes wrong inside are the reference's.
-cdef PyObject* _call_inner(
+cdef PyObject* _call_reference(
     PyObject* self, PyObject** args, size_t nargsf, PyObject* names
 ) noexcept:
-    cdef PyObject* result = PyObject_Vectorcall(
-        <PyObject*>(<PjitFunction>self).inner, args, nargsf, names
-    )
+    cdef PyObject* result = _reference_call(self, args, nargsf, names)
     return result if _tape.current is None else _noted(self, args, nargsf, names, result)
 
 
 cdef PyObject* _call(
     PyObject* self, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
-    cdef JitPlans plans = (<PjitFunction>self).plans
+    cdef JitPlans plans = plans_of_jitted(<object>self)
     cdef Context context
     cdef Call call
     cdef PyObject* result
     cdef int reason
-    if (<PjitFunction>self).by_install and not (<PjitFunction>self).by_install & _installed:
-        return PyObject_Vectorcall(<PyObject*>(<PjitFunction>self).inner, args, nargsf, names)
-    if plans.skip:
-        plans.skip -= 1
-        entries[_entry].misses[plans.refusal] += 1
-        return _call_inner(self, args, nargsf, names)
+    if plans is None and is_asked():    # before it is accelerated
+        plans = JitPlans(static_rule_of(<object>self))
+    if plans is None:
+        return _reference_call(self, args, nargsf, names)
+    if not words_are_vouched_for():
+        count_miss(numbers.jit, OBJECT_LAYOUT)
+        return _call_reference(self, args, nargsf, names)
+    if _is_left(plans):
+        if is_asked():
+            answer(numbers.jit, plans.refusal)
+        entries[numbers.jit].misses[plans.refusal] += 1
+        return _call_reference(self, args, nargsf, names)
+    context = jit_context(&reason)
+    if context is None:
+        count_miss(numbers.jit, reason)
+        return _call_reference(self, args, nargsf, names)
+    describe(&call, args, PyVectorcall_NARGS(nargsf), names, jit_context)
+    call.entry = numbers.jit
     reason = NOT_RECORDED
-    context = jit_context(&reason) if plans.plans else None
-    if context is not None:
-        describe(&call, args, PyVectorcall_NARGS(nargsf), names)
-        result = (<try_function>try_plans)(plans, context, &call, &reason)
+    if plans.plans:
+        result = (<try_function>try_plans)(
+            plans, plans.rule, context, &call, &reason
+        )
         if result != NULL:
-            entries[_entry].hits += 1
-            plans.missed = 0
+            entries[numbers.jit].hits += 1
+            plans.missed -= plans.missed > 0
             return _noted(self, args, nargsf, names, result)
         if PyErr_Occurred() != NULL:
             return NULL
-        _nothing_fitted(plans, reason)
-    count_miss(_entry, reason)
-    return _call_inner(self, args, nargsf, names)
-
-
-# --- Sharing and dropping plans ------------------------------------------------------------------
-
-# As in jaxlib, jitted functions of one function with the same options share what was compiled.
-cdef dict _shared = {}    # id of a function -> (weak reference to it, [(options, JitPlans)])
-# One of JAX's own caches of jaxlib -> ours, which the Recorders see filled.
-cdef dict _caches = {}
-
-
-cdef JitPlans _plans_for(dict state):
-    """The plans of the jitted functions with this state, as `__getstate__` gives it."""
-    cdef JitPlans plans
-    rule = None
-    if state["static_argnums"] or state["static_argnames"]:
-        rule = StaticRule(state["static_argnums"], state["static_argnames"])
-    plans = JitPlans(rule)
-    _all_plans.add(plans)
-    function = state.get("fun")
-    options = (
-        state["global_cache_key"], state["cache"], tuple(state["static_argnums"]),
-        tuple(state["static_argnames"]),
+        if not is_asked():
+            nothing_fitted(plans, reason, SOME_MISSES)
+    if reason == HOST_LEAVES:    # there is a plan, for scalars that stay the same
+        count_miss(numbers.jit, reason)
+        return _call_reference(self, args, nargsf, names)
+    if plans.leave:
+        count_miss(numbers.jit, plans.refusal if reason == NOT_RECORDED else reason)
+        plans.leave -= 1
+        return _call_reference(self, args, nargsf, names)
+    result = (<record_function>call_and_record)(
+        self, _reference_call, plans, context, &call, numbers.jit, reason
     )
+    return _noted(self, args, nargsf, names, result)
+
+
+def call_jitted(function, args, kwargs):
+    """Call a jitted function as an accelerated one is called, whether it is one or not."""
+    cdef tuple values = (*args, *kwargs.values()), names = tuple(kwargs)
+    cdef PyObject* result = (<call_function>_call)(
+        <PyObject*>function, jm_tuple_items(values), len(args),
+        <PyObject*>names if names else NULL,
+    )
+    if result == NULL:
+        propagate()
+    made = <object>result
+    Py_DECREF(made)
+    return made
+
+
+# --- Accelerating objects ------------------------------------------------------------------------
+
+cdef PyObject* _clear_cache(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    """`PjitFunction._clear_cache(self)`, to which `clear_cache` comes too."""
+    cdef PyObject* result = PyObject_Vectorcall(<PyObject*>_clear_method, args, nargsf, names)
+    if result != NULL:
+        clear_plans(<object>args[0])
+    return result
+
+
+clear_cache = make_method(<vectorcallfunc>_clear_cache, _clear_method)
+
+
+put_in_place_of(_reference.fastpath_data, _jit_record.note_fastpath_data)
+
+
+def accelerate(function, int by, bint is_new=False):
+    """Have a jitted function of the reference try plans. Anything else stays as it is.
+
+    A new one shares the plans of those with which jaxlib has it share what was compiled.
+    """
+    global _reference_call
+    cdef vectorcallfunc* pointer
+    if not _active or type(function) is not _type or jit_info_of(function) is None:
+        return function
+    if id(function) in _excluded:
+        return function
+    entry = accelerated.get(id(function))
+    if entry is not None:
+        entry[1] |= by
+        return function
+    pointer = jm_vectorcall_of(<PyObject*>function)
+    if _reference_call == NULL:
+        _reference_call = pointer[0]
+    if pointer[0] != _reference_call:
+        return function    # somebody else's
     key = id(function)
-    try:
-        _, known = _shared.setdefault(
-            key, (weakref.ref(function, lambda _: _shared.pop(key, None)), [])
-        )
-    except TypeError:    # cannot be referred to weakly: then nothing is shared
-        return plans
-    for other, found in known:
-        if other[1] is options[1] and other == options:
-            return found
-    known.append((options, plans))
-    return plans
+    accelerated[key] = [weakref.ref(function, lambda _: _forget_function(key)), by]
+    pointer[0] = <vectorcallfunc>_call
+    if len(accelerated) == 1:
+        _listen(True)
+    if is_new:
+        give_shared_plans(function)
+    return function
 
 
-def _forget() -> None:
-    """Drop every plan, and have jaxlib ask the Recorders again."""
-    for item in list(_all_plans):
-        _clear(<JitPlans>item)
-    _shared.clear()    # as jaxlib's caches forget which functions share them
-    for cache in _caches.values():
-        cache.clear()
-
-
-cdef int _clear(JitPlans plans) except -1:
-    plans.plans = []
-    plans.missed = plans.skip = plans.leave = plans.failures = 0
+cdef int _release(object function) except -1:
+    """Have a function be called as the reference made it."""
+    jm_vectorcall_of(<PyObject*>function)[0] = _reference_call
+    _forget_function(id(function))
     return 0
 
 
-on_forget(_forget)
+def exclude(function):
+    """Have a jitted function stay as the reference made it, for as long as it lives."""
+    key = id(function)
+    _excluded[key] = weakref.ref(function, lambda _: _excluded.pop(key, None))
+    if key in accelerated:
+        _release(function)
 
 
-# --- The function --------------------------------------------------------------------------------
-
-cdef frozenset _own = frozenset((
-    "__call__", "__class_getitem__", "__eq__", "__ne__", "__hash__", "__get__", "__reduce__",
-    "__reduce_ex__", "__getstate__", "clear_cache", "_clear_cache",
-))
+def _forget_function(key: int) -> None:
+    accelerated.pop(key, None)
+    if not accelerated:
+        _listen(False)
 
 
-cdef class PjitFunction:
-    """A jitted function of the reference with plans in front of it.
+cdef int _listen(bint on) except -1:
+    """While any function is accelerated: note what jaxlib keeps, and hear what clears it."""
+    global _mark
+    if not on:
+        _mark = _ask_mark()
+    elif _ask_mark() is not _mark:
+        forget_plans()
+    _reference.pjit._get_fastpath_data = (
+        _jit_record.note_fastpath_data if on else _reference.fastpath_data
+    )
+    _type._clear_cache = clear_cache if on else _clear_method
+    return 0
 
-    It has the attributes of the function it holds, and is an instance of its class.
+
+cdef object _ask_mark():
+    """An object that JAX keeps until the next `clear_cache()` of any jitted function.
+
+    While no function is accelerated nobody hears of those. If the object is still there afterwards,
+    there was none.
     """
-
-    def __cinit__(self, original):
-        state = original.__getstate__()
-        self.vectorcall = <vectorcallfunc>_call
-        self.plans = _plans_for(state)
-        self.recorder = Recorder(state["cache_miss"], self.plans)
-        state["cache_miss"] = self.recorder
-        state["cache"] = _cache_beside(state["cache"])
-        self.inner = _reference_type.__new__(_reference_type)
-        self.inner.__setstate__(state)
-        vars(self.inner).update(vars(original))
-
-    def __call__(self, *args, **kwargs):
-        return self(*args, **kwargs)    # by `vectorcall`; this is for whoever asks for `__call__`
-
-    def __getattribute__(self, name):
-        if name in _own:
-            return object.__getattribute__(self, name)
-        return getattr(self.inner, name)
-
-    def __setattr__(self, name, value):
-        setattr(self.inner, name, value)
-
-    def __delattr__(self, name):
-        delattr(self.inner, name)
-
-    def __dir__(self):
-        return dir(self.inner)
-
-    def __get__(self, instance, owner):
-        return self if instance is None else PyMethod_New(self, instance)
-
-    def __repr__(self):
-        return repr(self.inner)
-
-    def __reduce_ex__(self, protocol):
-        return _plain(self).__reduce_ex__(protocol)
-
-    def __reduce__(self):
-        return _plain(self).__reduce__()
-
-    def __getstate__(self):
-        return _plain(self).__getstate__()
-
-    def _clear_cache(self):
-        _clear(self.plans)
-        self.inner._clear_cache()
-        _plain(self)._clear_cache()
-
-    def clear_cache(self):
-        _clear(self.plans)
-        self.inner.clear_cache()
-        # Functions that are not accelerated share it with each other.
-        _plain(self)._clear_cache()
-
-    # Found by whoever looks at the type alone.
-    @property
-    def lower(self):
-        """See `jax.stages.Wrapped.lower`."""
-
-    @property
-    def trace(self):
-        """See `jax.stages.Wrapped.trace`."""
-
-    @property
-    def eval_shape(self):
-        """See `jax.eval_shape`."""
+    return _reference.infer_params_cache(_ask_mark_of, None, None, (), None) if _active else None
 
 
-cdef object _plain(PjitFunction function):
-    """The reference's function as it would be without jaxmarshal."""
-    state = function.inner.__getstate__()
-    state["cache_miss"] = function.recorder.original
-    for theirs, ours in _caches.items():
-        if ours is state["cache"]:
-            state["cache"] = theirs
-    plain = _reference_type.__new__(_reference_type)
-    plain.__setstate__(state)
-    vars(plain).update(vars(function.inner))
-    return plain
+def _ask_mark_of() -> None:
+    """What the mark is kept for."""
 
 
-cdef object _cache_beside(object cache):
-    """For one of JAX's global caches of jaxlib a cache of ours, and otherwise the cache itself."""
-    if cache not in _reference.jit_caches:
-        return cache
-    found = _caches.get(cache)
-    if found is None:
-        found = _caches.setdefault(cache, type(cache)(cache.capacity()))
-    return found
+def use_installed(bint jit, bint primitives, bint fronts=False):
+    """Accelerate the functions that there are for these entry points, and release the others."""
+    global _installed
+    cdef int before = _installed
+    _installed = (
+        (_BY_JIT if jit else 0) | (_BY_PRIMITIVES if primitives else 0)
+        | (_BY_FRONTS if fronts else 0)
+    )
+    if _installed & ~before & _BY_JIT:
+        for function in all_functions():
+            accelerate(function, _BY_JIT)
+    for entry in list(accelerated.values()):
+        entry[1] &= _installed | _OWN
+        function = entry[0]()
+        if not entry[1] and function is not None:
+            _release(function)
 
 
-jm_use_vectorcall(
-    <PyTypeObject*>PjitFunction, <Py_ssize_t><void*>&(<PjitFunction><void*>NULL).vectorcall,
-    False,
-)
+@atexit.register
+def _release_all() -> None:
+    """Nothing of ours is called while Python takes itself apart."""
+    for entry in list(accelerated.values()):
+        function = entry[0]()
+        if function is not None:
+            _release(function)
+    forget_functions()
 
 
 # --- Entry points --------------------------------------------------------------------------------
 
-def accelerate(function, int by_install=0):
-    """The accelerated function for one of the reference's; anything else as it is.
-
-    One that is made because jaxmarshal is installed (BY_JIT, BY_PRIMITIVES: which entry point it
-    was) is the reference's again when it no longer is.
-    """
-    cdef PjitFunction accelerated
-    if type(function) is not _reference_type:
-        return function
-    accelerated = PjitFunction(function)
-    accelerated.by_install = by_install
-    return accelerated
-
-
-def use_installed(bint jit, bint primitives):
-    """Say which functions that were made because jaxmarshal is installed may use their plans."""
-    global _installed
-    _installed = (_BY_JIT if jit else 0) | (_BY_PRIMITIVES if primitives else 0)
-
-
 def cpp_pjit(*args, **kwargs):
     """`jax._src.pjit._cpp_pjit`: the jitted function for a function and its parsed options."""
-    return accelerate(_cpp_pjit(*args, **kwargs), _BY_JIT)
+    function = _cpp_pjit(*args, **kwargs)
+    return accelerate(function, _BY_JIT, True) if _installed & _BY_JIT else function
+
+
+def of_primitive(function):
+    """The jitted function of a primitive, accelerated where that entry point is installed."""
+    return accelerate(function, _BY_PRIMITIVES) if _installed & _BY_PRIMITIVES else function
 
 
 def jit(*args, **kwargs):
     """`jax.jit`."""
     made = _reference_jit(*args, **kwargs)
-    return _make_own(made) if args else lambda fun: _make_own(made(fun))
+    return accelerate(made, _OWN, True) if args else lambda fun: accelerate(made(fun), _OWN, True)
 
 
-cdef object _make_own(object function):
-    """The accelerated function for one that `jax.jit` made, whether it is installed or not."""
-    made = accelerate(function)
-    if type(made) is PjitFunction:
-        (<PjitFunction>made).by_install = 0
-    return made
-
-
-cdef PyObject* _eval_shape(
-    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
-) except? NULL:
-    """`jax.eval_shape(fun, *args, **kwargs)`, which looks whether `fun` is the reference's type."""
-    cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf)
-    cdef Py_ssize_t count = n if names == NULL else n + PyTuple_GET_SIZE(names)
-    cdef PyObject** copied
-    cdef PyObject* result
-    if n == 0 or Py_TYPE(args[0]) is not <PyTypeObject*>PjitFunction:
-        return PyObject_Vectorcall(<PyObject*>_reference_eval_shape, args, nargsf, names)
-    copied = <PyObject**>PyMem_Malloc(count * sizeof(PyObject*))
-    if copied == NULL:
-        raise MemoryError()
-    memcpy(copied, args, count * sizeof(PyObject*))
-    copied[0] = <PyObject*>(<PjitFunction>args[0]).inner
-    result = PyObject_Vectorcall(<PyObject*>_reference_eval_shape, copied, n, names)
-    PyMem_Free(copied)
-    return result
-
-
-eval_shape = make_method(<vectorcallfunc>_eval_shape, _reference_eval_shape)
-
-
-def uses_plans(PjitFunction function) -> bool:
-    """Not if it was made because jaxmarshal was installed, and is no longer."""
-    return _installed or not function.by_install
+def uses_plans(function) -> bool:
+    """Is it a jitted function that tries its plans?"""
+    return id(function) in accelerated
 
 
 def is_jitted(function) -> bool:
-    """Is it one of the functions that `jit` makes here?"""
-    return type(function) is PjitFunction
+    """Is it a jitted function?"""
+    return _type is not None and type(function) is _type

@@ -1,14 +1,15 @@
 """What a jitted function would do with a call, found without running it."""
 
 from jaxmarshal._argtable cimport jm_table, jm_table_free, jm_table_init
-from jaxmarshal._call cimport Call
+from jaxmarshal._call cimport Call, StaticRule
 from jaxmarshal._context cimport Context
 from jaxmarshal._counters cimport counters
 from jaxmarshal._execute cimport gather, probe_plans, refused_argument
-from jaxmarshal._jit cimport PjitFunction
 from jaxmarshal._jit_context cimport jit_context
-from jaxmarshal._jit_record cimport JitPlans, draft
-from jaxmarshal._stats cimport HIT, NOT_RECORDED, TREE
+from jaxmarshal._jit_plans cimport JitPlans, plans_of_jitted, static_rule_of
+from jaxmarshal._jit_record cimport draft
+from jaxmarshal._layout cimport words_are_vouched_for
+from jaxmarshal._stats cimport HIT, NOT_RECORDED, OBJECT_LAYOUT, TREE
 
 
 cdef int _refusal(JitPlans plans, Call* call, Context context, Py_ssize_t* index) except -1:
@@ -34,11 +35,15 @@ def probe(function, tuple args, dict kwargs):
     cdef Call call
     cdef Py_ssize_t index
     cdef int reason = NOT_RECORDED
-    cdef JitPlans plans = (<PjitFunction?>function).plans
+    cdef JitPlans plans = plans_of_jitted(function)
     cdef Context context = jit_context(&reason)
     cdef tuple answer, _alive
     if context is None:
         return (reason, -1, None, None)
+    if not words_are_vouched_for():
+        return (OBJECT_LAYOUT, -1, None, None)
+    if plans is None:    # of a function that jaxmarshal does not call
+        plans = JitPlans(static_rule_of(function))
     _alive = gather(&call, args, kwargs)
     answer = probe_plans(plans, context, &call)
     if answer[0] != TREE and answer[0] != NOT_RECORDED:
@@ -51,7 +56,7 @@ def probe(function, tuple args, dict kwargs):
 
 def static_arguments(function):
     """The positions and names of a jitted function's static arguments."""
-    cdef JitPlans plans = (<PjitFunction?>function).plans
-    if plans.rule is None:
+    cdef StaticRule rule = static_rule_of(function)
+    if rule is None:
         return (frozenset(), frozenset())
-    return (plans.rule.numbers, plans.rule.names)
+    return (rule.numbers, rule.names)

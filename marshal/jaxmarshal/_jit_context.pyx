@@ -1,6 +1,6 @@
 """The context of jitted functions: one of `_context` with the states that it lacks."""
 
-from jaxmarshal._context cimport Context, post_hook_is_set, running_context, state_is
+from jaxmarshal._context cimport Context, results_are_checked, running_context, state_is
 from jaxmarshal._records cimport records_of
 from jaxmarshal._stats cimport CONTEXT, HOOK
 
@@ -41,7 +41,7 @@ cdef Context _find_inner(Context context):
 cdef Context jit_context(int* reason):
     """The current context with the states that jitted functions depend on and it lacks."""
     cdef Context inner, context
-    if post_hook_is_set():
+    if results_are_checked():
         reason[0] = HOOK
         return None
     context = running_context(reason)

@@ -8,6 +8,8 @@ class _Description(TypedDict):
     committed: int | None
     buffer: int | None
     data_layout: list[int]
+    clients: dict[str, list[int]]
+    vouched_for: bool
     notes: list[str]
 
 class _Words(TypedDict):
@@ -21,4 +23,4 @@ class _Words(TypedDict):
 
 def describe() -> _Description: ...
 def read(array: Any) -> _Words: ...
-def recalibrate() -> _Description: ...
+def recalibrate(by_compiling: bool = False) -> _Description: ...

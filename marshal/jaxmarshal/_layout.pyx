@@ -5,17 +5,22 @@ object, at offsets that differ between versions. Here a few arrays are made whos
 through public attributes; an offset is accepted only when it is the single one that fits all of
 them. Where none can be confirmed the readers use the public attribute: slower, same answers.
 
+What a runtime buffer's words are is asked of each client, with samples on its own devices, when the
+first plan for its arrays is made.
+
 `JAXMARSHAL_OBJECT_LAYOUT=off` in the environment skips the search.
 """
 
-import itertools
 import os
 
 import numpy as np
 
 from cpython.object cimport PyObject, PyTypeObject
+from libc.string cimport memcmp, memset
 
-from jaxmarshal import _reference
+from jaxmarshal._context cimport on_forget
+
+from jaxmarshal import _reference, _samples
 
 cdef extern from "jaxmarshal/compat.h":
     size_t jm_allocation_size(void* p) noexcept nogil
@@ -26,8 +31,14 @@ cdef enum:
     SMALLEST_BUFFER = 64    # bytes; a runtime buffer is larger than this and smaller than that
     LARGEST_BUFFER = 8192
     MAX_LAYOUT_WORDS = 8
+    MAX_RECORDS = 16        # of what runtime buffers are like; clients with equal ones share one
 
 cdef list _notes = []
+cdef jm_array_layout _records[MAX_RECORDS]
+cdef int _record_count = 0
+# Clients whose samples were looked at, and what was found: (client, number of its record or -1,
+# notes). Owned until JAX drops the backend.
+cdef list _clients = []
 
 
 cdef object aval_attribute(object array):
@@ -50,8 +61,8 @@ cdef void* buffer_attribute(object array) except? NULL:
     return NULL if array.is_deleted() else <void*>array
 
 
-cdef bint data_layout_attribute(object array) except -1:
-    """Compare the array's layout with the one its device would give to such data."""
+def _data_layout_attribute(array):
+    """Is the array's layout the one its device would give to such data?"""
     try:
         found = array._pjrt_layout
         if found is None:
@@ -66,66 +77,12 @@ cdef bint data_layout_attribute(object array) except -1:
     return str(found) == str(default)
 
 
-cdef void _forget() noexcept:
-    layout.aval = layout.dtype = layout.sharding = layout.committed = layout.buffer = -1
-    layout.vtable = 0
-    layout.layout_count = 0
+cdef void _clear(jm_array_layout* found) noexcept:
+    memset(found, 0, sizeof(jm_array_layout))    # padding too: records are compared as bytes
+    found.aval = found.dtype = found.sharding = found.committed = found.buffer = -1
 
 
-cdef class _AllowTransfers:
-    """Lift this thread's transfer guards while calibration makes its own small arrays."""
-
-    cdef object state
-    cdef tuple before
-
-    def __enter__(self):
-        self.state = _reference.guard_thread_state()
-        self.before = (self.state.host_to_device, self.state.device_to_device)
-        allow = _reference.TransferGuardLevel.ALLOW
-        self.state.host_to_device = self.state.device_to_device = allow
-        return self
-
-    def __exit__(self, *exc_info):
-        self.state.host_to_device, self.state.device_to_device = self.before
-
-
-def _make(shape, dtype, device, committed, weak_type=False, data=None):
-    """A one-device array with an aval and a sharding of its own."""
-    aval = _reference.ShapedArray(shape, np.dtype(dtype), weak_type=weak_type)
-    sharding = _reference.SingleDeviceSharding(device)
-    if data is None:
-        data = np.zeros(shape, dtype)
-    return _reference.batched_device_put(aval, sharding, [data], [device], committed)
-
-
-def _samples(devices):
-    """Arrays that differ in every word that is looked for; flags in patterns of their own."""
-    first, last = devices[0], devices[len(devices) - 1]
-    return [
-        _make((3,), np.float32, first, True, False),
-        _make((2, 5), np.int32, last, False, False),
-        _make((), np.float32, first, False, True),
-        _make((4, 1, 2), np.int8, last, True, True),
-        _make((7,), np.bool_, first, True, False),
-        _make((1, 6), np.complex64, last, False, True),
-        _make((0,), np.uint16, first, False, False),
-    ]
-
-
-def _replicated(devices):
-    """An array over several devices, as another confirmation; None on one device."""
-    if len(devices) < 2:
-        return None
-    import jax
-
-    mesh = jax.sharding.Mesh(np.asarray(devices), ("jaxmarshal",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    data = np.zeros((2, 2), np.float32)
-    aval = _reference.ShapedArray(data.shape, data.dtype)
-    return _reference.batched_device_put(
-        aval, sharding, [data] * len(devices), list(devices), True
-    )
-
+# --- The array -----------------------------------------------------------------------------------
 
 cdef Py_ssize_t _single(list offsets, str name) except? -1:
     if len(offsets) == 1:
@@ -182,117 +139,185 @@ cdef Py_ssize_t _find_buffer(list live, object twin, object doomed, Py_ssize_t s
     return _single(found, "buffer")
 
 
-def _column_major(device):
-    """Arrays on a CPU device whose data are column-major, imported through DLPack."""
-    arrays = []
-    shapes = ((3, 4), (5, 2), (8, 8), (2, 9))
-    for dtype, (rows, columns) in itertools.product((np.float32, np.int32), shapes):
-        nbytes = rows * columns * np.dtype(dtype).itemsize
-        block = np.zeros(nbytes + 64, np.uint8)
-        start = -block.ctypes.data % 64
-        data = block[start:start + nbytes].view(dtype).reshape(columns, rows).T
-        capsule = data.__dlpack__()
-        try:
-            array = _reference.dlpack_to_array(capsule, device, None, None, 1)
-        except TypeError:
-            array = _reference.dlpack_to_array(capsule, device, None, None)
-        if not str(array._pjrt_layout).startswith("{0,1}"):
-            raise RuntimeError("the DLPack import was not column-major")
-        arrays.append(array)
-    return arrays
-
-
-cdef int _find_data_layout(list arrays, object cpu_device) except -1:
-    """The words of a runtime buffer that are NULL exactly when the data layout is the default."""
-    cdef void* buffer
-    cdef size_t size = LARGEST_BUFFER, vtable = 0, offset
-    if not JM_HAVE_ALLOCATION_SIZE:
-        _notes.append("data layout: nothing tells the size of an allocation here")
-        return 0
-    if cpu_device is None or _reference.dlpack_to_array is None:
-        _notes.append("data layout: no CPU backend to make column-major samples on")
-        return 0
-    custom = _column_major(cpu_device)
-    for array in arrays + custom:
-        buffer = jm_word(<void*>array, layout.buffer)
-        # An allocation may be a little longer than asked for: the shortest one counts.
-        size = min(size, jm_allocation_size(buffer))
-        if vtable == 0:
-            vtable = <size_t>jm_word(buffer, 0)
-        if size < SMALLEST_BUFFER or <size_t>jm_word(buffer, 0) != vtable:
-            _notes.append("data layout: runtime buffers are not of one class")
-            return 0
-    count = 0
-    for offset in range(WORD, size - WORD + 1, WORD):
-        if all(jm_word(jm_word(<void*>a, layout.buffer), offset) == NULL for a in arrays) and all(
-            jm_word(jm_word(<void*>a, layout.buffer), offset) != NULL for a in custom
-        ):
-            if count == MAX_LAYOUT_WORDS:
-                _notes.append("data layout: too many words fit")
-                return 0
-            layout.layout_words[count] = offset
-            count += 1
-    if count == 0:
-        _notes.append("data layout: no word fits")
-        return 0
-    layout.vtable = vtable
-    layout.layout_count = count
-    return 0
-
-
-def _search():
+cdef int _search(jm_array_layout* found) except -1:
+    """Find the offsets in arrays of the default backend."""
     cdef Py_ssize_t size
-    backends = _reference.xla_bridge._backends
-    default = _reference.xla_bridge._default_backend
-    devices = default.local_devices()
-    cpu = backends.get("cpu")
-    arrays = _samples(devices)
-    replicated = _replicated(devices)
-    if replicated is not None:
-        arrays.append(replicated)
+    devices = _reference.xla_bridge._default_backend.local_devices()
+    arrays = _samples.different(devices) + _samples.replicated(devices)
     size = (<PyTypeObject*>_reference.ArrayImpl).tp_basicsize
-    layout.aval = _find_object(arrays, [a.aval for a in arrays], size, "aval")
-    layout.dtype = _find_object(arrays, [a.dtype for a in arrays], size, "dtype")
-    layout.sharding = _find_object(arrays, [a.sharding for a in arrays], size, "sharding")
-    layout.committed = _find_flag(arrays, [a.committed for a in arrays], size, "committed")
-    doomed = _make((9,), np.float32, devices[0], True)
-    twin = _make((9,), np.float32, devices[0], True)
-    layout.buffer = _find_buffer(arrays, twin, doomed, size)
-    if layout.buffer >= 0:
-        cpu_devices = cpu.local_devices() if cpu is not None else None
-        # Parts of a buffer that nobody writes hold anything: many samples leave no such word.
-        arrays += [twin, *_samples(devices)]
-        _find_data_layout(arrays, cpu_devices[0] if cpu_devices else None)
+    found.aval = _find_object(arrays, [a.aval for a in arrays], size, "aval")
+    found.dtype = _find_object(arrays, [a.dtype for a in arrays], size, "dtype")
+    found.sharding = _find_object(arrays, [a.sharding for a in arrays], size, "sharding")
+    found.committed = _find_flag(arrays, [a.committed for a in arrays], size, "committed")
+    doomed = _samples.put((9,), np.float32, devices[0], True)
+    twin = _samples.put((9,), np.float32, devices[0], True)
+    found.buffer = _find_buffer(arrays, twin, doomed, size)
+    return 0
 
 
 cdef int calibrate() except -1:
+    global layout
+    cdef jm_array_layout found
     _notes.clear()
-    _forget()
+    _clear(&found)
     # Set first: whatever goes wrong below, the readers use the attributes.
-    layout.calibrated = 1
+    found.calibrated = layout.calibrated = 1
     if os.environ.get("JAXMARSHAL_OBJECT_LAYOUT", "").lower() in ("off", "0", "false"):
         _notes.append("switched off by JAXMARSHAL_OBJECT_LAYOUT")
-        return 0
-    if not _reference.HAVE_LAYOUT_PROBE:
+    elif not _reference.HAVE_LAYOUT_PROBE:
         _notes.append("a private name is missing")
-        return 0
-    try:
-        with _AllowTransfers():
-            _search()
-    except Exception as error:
-        _forget()
-        _notes.append(f"calibration failed: {error!r}")
+    else:
+        try:
+            with _samples.AllowTransfers():
+                _search(&found)
+        except Exception as error:
+            _clear(&found)
+            _notes.append(f"calibration failed: {error!r}")
+    found.calibrated = 1
+    layout = found    # at once: other threads read it
     return 0
+
+
+# --- The runtime buffers of a client -------------------------------------------------------------
+
+cdef size_t _class_of(list arrays, size_t* size) except 0:
+    """The word of the class that all these buffers have, and how long the shortest one is."""
+    cdef void* buffer
+    cdef size_t vtable = 0
+    size[0] = LARGEST_BUFFER
+    for array in arrays:
+        buffer = jm_word(<void*>array, layout.buffer)
+        # An allocation may be a little longer than asked for: the shortest one counts.
+        size[0] = min(size[0], jm_allocation_size(buffer))
+        if vtable == 0:
+            vtable = <size_t>jm_word(buffer, 0)
+        if size[0] < SMALLEST_BUFFER or vtable == 0 or <size_t>jm_word(buffer, 0) != vtable:
+            raise RuntimeError("runtime buffers are not of one class")
+    return vtable
+
+
+cdef int _find_data_layout(list default, list custom, jm_array_layout* found) except -1:
+    """The words of a runtime buffer that are NULL exactly when the data layout is the default."""
+    cdef size_t size, offset
+    found.vtable = _class_of(default + custom, &size)
+    for offset in range(WORD, size - WORD + 1, WORD):
+        if all(jm_word(jm_word(<void*>a, layout.buffer), offset) == NULL for a in default) and all(
+            jm_word(jm_word(<void*>a, layout.buffer), offset) != NULL for a in custom
+        ):
+            if found.layout_count == MAX_LAYOUT_WORDS:
+                raise RuntimeError("too many words fit")
+            found.layout_words[found.layout_count] = offset
+            found.layout_count += 1
+    if found.layout_count == 0:
+        raise RuntimeError("no word fits")
+    return 0
+
+
+cdef int _record_for(const jm_array_layout* found) except -1:
+    """The number of the record that says this, which may be new."""
+    global _record_count
+    cdef int i
+    for i in range(_record_count):
+        if memcmp(&_records[i], found, sizeof(jm_array_layout)) == 0:
+            return i
+    if _record_count == MAX_RECORDS:
+        raise RuntimeError("too many kinds of runtime buffers")
+    _records[_record_count] = found[0]
+    _record_count += 1
+    return _record_count - 1
+
+
+cdef int _search_client(object client, bint by_compiling) except -1:
+    """The number of the record for a client's arrays; raises where there cannot be one."""
+    cdef jm_array_layout found = layout
+    if not JM_HAVE_ALLOCATION_SIZE:
+        raise RuntimeError("nothing tells the size of an allocation here")
+    devices = client.local_devices()
+    with _samples.AllowTransfers():
+        if by_compiling:
+            default, custom = _samples.compiled(devices[0])
+        else:
+            default, custom = _samples.by_data_layout(devices[0])
+        # Parts of a buffer that nobody writes hold anything: many samples leave no such word.
+        default += _samples.different(devices) + _samples.replicated(devices)
+        default += _samples.different(devices)
+    _find_data_layout(default, custom, &found)
+    return _record_for(&found)
+
+
+cdef tuple _calibrate_client(object client, bint by_compiling):
+    """What is known about a client's arrays, looked at now: an item of `_clients`."""
+    global _clients
+    cdef int record = -1
+    notes = []
+    try:
+        record = _search_client(client, by_compiling)
+    except Exception as error:
+        notes.append(f"data layout on {client.platform}: {error}")
+    entry = (client, record, notes)
+    # A list of its own: other threads may be going through the old one.
+    _clients = [other for other in _clients if other[0] is not client] + [entry]
+    return entry
+
+
+cdef tuple _client_entry(object client):
+    for entry in _clients:
+        if (<tuple>entry)[0] is client:
+            return <tuple>entry
+    return _calibrate_client(client, False)
+
+
+cdef const jm_array_layout* words_of(object sharding) except? NULL:
+    cdef int record
+    if not layout.calibrated:
+        calibrate()
+    if not jm_words_are_known(&layout):
+        return NULL
+    try:
+        client = next(iter(sharding.device_set)).client
+    except Exception:
+        return NULL
+    record = _client_entry(client)[1]
+    return NULL if record < 0 else &_records[record]
+
+
+def _forget_clients() -> None:
+    """Let go of clients that JAX has let go of."""
+    global _clients
+    alive = list(_reference.xla_bridge._backends.values())
+    _clients = [entry for entry in _clients if any([entry[0] is client for client in alive])]
+
+
+if _reference.HAVE_LAYOUT_PROBE:
+    on_forget(_forget_clients)
+
+
+# --- Asking --------------------------------------------------------------------------------------
+
+cdef list _words_of_record(int record):
+    if record < 0:
+        return []
+    return [_records[record].layout_words[i] for i in range(_records[record].layout_count)]
 
 
 def describe() -> dict[str, object]:
     """What was calibrated and where: byte offsets, or None where the attribute is used.
 
-    `calibrated` is false before the first array was met. `notes` say why a word is missing.
+    `calibrated` is false before the first array was met. `data_layout` has the words of the default
+    backend's runtime buffers, `clients` those of each backend that was looked at, by its platform.
+    `notes` say why a word is missing.
     """
     def known(Py_ssize_t offset):
         return offset if layout.calibrated and offset >= 0 else None
 
+    default = _reference.xla_bridge._default_backend if _reference.HAVE_LAYOUT_PROBE else None
+    names = {} if default is None else {
+        id(client): name for name, client in _reference.xla_bridge._backends.items()
+    }
+    clients = [
+        (names.get(id(client), client.platform), _words_of_record(record))
+        for client, record, _ in _clients
+    ]
     return {
         "calibrated": bool(layout.calibrated),
         "aval": known(layout.aval),
@@ -300,8 +325,12 @@ def describe() -> dict[str, object]:
         "sharding": known(layout.sharding),
         "committed": known(layout.committed),
         "buffer": known(layout.buffer),
-        "data_layout": [layout.layout_words[i] for i in range(layout.layout_count)],
-        "notes": list(_notes),
+        "data_layout": next(
+            (_words_of_record(record) for client, record, _ in _clients if client is default), []
+        ),
+        "clients": dict(clients),
+        "vouched_for": bool(layout.calibrated and jm_words_are_known(&layout)),
+        "notes": _notes + [note for _, _, notes in _clients for note in notes],
     }
 
 
@@ -309,25 +338,33 @@ def read(array: object) -> dict[str, object]:
     """Every word of one `ArrayImpl` as the readers see it, for tests and for `doctor`."""
     if type(array) is not _reference.ArrayImpl:
         raise TypeError(f"expected an ArrayImpl, got {type(array).__name__}")
-    cdef void* buffer = array_buffer(array)
-    return {
+    cdef const jm_array_layout* words = words_of(array.sharding)
+    cdef void* buffer
+    found = {
         "aval": array_aval(array),
         "dtype": array_dtype(array),
         "sharding": array_sharding(array),
         "committed": array_committed(array),
-        "deleted": buffer == NULL,
-        "default_layout": buffer != NULL and array_layout_is_default(array, buffer),
-        "default_layout_proven": (
-            layout.buffer >= 0 and buffer != NULL
-            and bool(jm_buffer_layout_is_default(&layout, buffer))
-        ),
+        "default_layout": not array.is_deleted() and _data_layout_attribute(array),
     }
+    buffer = array_buffer(array)
+    found["deleted"] = buffer == NULL
+    found["default_layout_proven"] = (
+        words != NULL and buffer != NULL and bool(jm_buffer_layout_is_default(words, buffer))
+    )
+    return found
 
 
-def recalibrate() -> dict[str, object]:
-    """Search again and return `describe()`; for tests and for `doctor`."""
+def recalibrate(by_compiling: bool = False) -> dict[str, object]:
+    """Search again, also on the default backend's devices, and return `describe()`.
+
+    For tests and for `doctor`. `by_compiling` makes samples as on a backend without DLPack.
+    """
     calibrate()
+    _clients.clear()
+    if jm_words_are_known(&layout):
+        _calibrate_client(_reference.xla_bridge._default_backend, by_compiling)
     return describe()
 
 
-_forget()
+_clear(&layout)

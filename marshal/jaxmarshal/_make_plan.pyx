@@ -8,10 +8,14 @@ from jaxmarshal._classify cimport JM_ARRAY, JM_KEY_ARRAY, jm_kind_is_host
 from jaxmarshal._context cimport Context
 from jaxmarshal._guard cimport take_base_array
 from jaxmarshal._intake cimport jm_guard
-from jaxmarshal._layout cimport array_layout_is_default
+from jaxmarshal._layout cimport (
+    jm_array_layout, jm_buffer_layout_is_default, jm_word, words_of
+)
 from jaxmarshal._plan cimport Plan
 from jaxmarshal._records cimport CUSTOM_LAYOUT, REFUSED, ensure_recorded
-from jaxmarshal._stats cimport CONTEXT, DELETED, EXECUTABLE, HIT, KEY_ARRAY, LAYOUT, SHARDING
+from jaxmarshal._stats cimport (
+    CONTEXT, DELETED, EXECUTABLE, HIT, KEY_ARRAY, LAYOUT, OBJECT_LAYOUT, SHARDING
+)
 
 from jaxmarshal import _reference
 
@@ -27,22 +31,40 @@ cdef inline void _own(PyObject** place, object value) noexcept:
 
 # --- First step ----------------------------------------------------------------------------------
 
-cdef int _draft_array(jm_guard* guard, jm_slot* slot, object array) except -1:
+cdef bint _find_words(Plan plan, jm_guard* guard) except -1:
+    """Have the plan know the words of this array, which must be those of its other arrays."""
+    cdef Py_ssize_t i = guard - plan.guards
+    cdef const jm_array_layout* words
+    if i and plan.guards[i - 1].where == guard.where:    # as of the argument before it
+        return True
+    words = words_of(<object>guard.where)
+    if plan.words == NULL:
+        plan.words = words
+    return words != NULL and plan.words == words
+
+
+cdef int _draft_array(Plan plan, jm_guard* guard, jm_slot* slot, object array) except -1:
+    cdef void* buffer
     if slot.buffer == NULL or array.is_deleted():
         return DELETED
     _own(&guard.aval, array.aval)
     _own(&guard.where, array.sharding)
     guard.committed = array.committed
-    if not array_layout_is_default(array, slot.buffer):
+    if not _find_words(plan, guard):
+        return OBJECT_LAYOUT
+    buffer = jm_word(<void*>array, plan.words.buffer)    # read anew: Python code has run
+    if buffer == NULL:
+        return DELETED
+    if not jm_buffer_layout_is_default(plan.words, buffer):
         slot.action = CUSTOM_LAYOUT
     return HIT
 
 
-cdef int _draft_guard(jm_guard* guard, jm_slot* slot) except -1:
+cdef int _draft_guard(Plan plan, jm_guard* guard, jm_slot* slot) except -1:
     guard.kind = slot.kind
     guard.input = -1
     if slot.kind == JM_ARRAY:
-        return _draft_array(guard, slot, <object>slot.obj)
+        return _draft_array(plan, guard, slot, <object>slot.obj)
     if slot.kind != JM_KEY_ARRAY:
         _own(&guard.aval, _reference.abstractify(<object>slot.obj))
         return HIT
@@ -50,7 +72,7 @@ cdef int _draft_guard(jm_guard* guard, jm_slot* slot) except -1:
     if _reference.debug_key_reuse.value or not take_base_array(slot):
         return KEY_ARRAY
     _own(&guard.impl, (<object>slot.obj)._impl)
-    return _draft_array(guard, slot, <object>slot.ready)
+    return _draft_array(plan, guard, slot, <object>slot.ready)
 
 
 cdef Plan draft_plan(Context context, jm_table* table, int* reason):
@@ -61,7 +83,7 @@ cdef Plan draft_plan(Context context, jm_table* table, int* reason):
         if context.distributed and jm_kind_is_host(table.slots[i].kind):
             reason[0] = CONTEXT    # placing is not for one process to decide
         else:
-            reason[0] = _draft_guard(&plan.guards[i], &table.slots[i])
+            reason[0] = _draft_guard(plan, &plan.guards[i], &table.slots[i])
         if reason[0]:
             table.slots[i].action = REFUSED
             return None

@@ -2,6 +2,7 @@
 
 from cpython.object cimport PyObject
 from jaxmarshal._intake cimport jm_intake
+from jaxmarshal._static cimport Asked
 from jaxmarshal._tree cimport Step
 
 # A walk through objects that should have a recorded structure, taking their leaves on the way.
@@ -10,6 +11,17 @@ ctypedef struct Walk:
     Step* step           # the next one
     Step* end            # after the last one
     Py_ssize_t leaves    # of a run of leaves, those still to come
+    # What is kept for all walks of one call. `flattened` is a list of (custom node, its leaves and
+    # treedef, or None where flattening it failed).
+    Asked* asked
+    Py_ssize_t taken     # how many of these this walk has passed
+    PyObject* nodes      # borrowed: a `Nodes`, of the graphs that were met; NULL for none
+
+# Takes the leaves of a graph of live objects, such as a module that is shared by others, if it is
+# what `graph`, the data of a GRAPH_NODE, says; returns and raises as `match` does. The front that
+# makes such steps sets it.
+ctypedef int (*graph_function)(PyObject* obj, PyObject* graph, Walk* walk) except -1
+cdef graph_function match_graph
 
 # Take the leaves of `obj` if its nodes are those of the walk's next steps. Returns 1 on a match;
 # 0 otherwise, or when the intake refused a leaf. Runs code of the user's for custom nodes only.

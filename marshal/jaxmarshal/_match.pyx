@@ -10,9 +10,13 @@ from libc.stdlib cimport malloc
 from jaxmarshal._classify cimport Py_TYPE
 from jaxmarshal._counters cimport counters, jm_counters
 from jaxmarshal._errors cimport propagate
+from jaxmarshal._fields cimport FieldsNode, attributes_of_node, field_value
 from jaxmarshal._intake cimport jm_take, jm_take_words
+from jaxmarshal._static cimport StaticArgument, same_static
+from jaxmarshal._stats cimport call_aside
 from jaxmarshal._tree cimport (
-    DICT_NODE, LEAVES, LIST_NODE, NONE_NODE, REGISTRY_NODE, TUPLE_NODE
+    DICT_NODE, FIELDS_NODE, FIXED_NODE, GRAPH_NODE, LEAVES, LIST_NODE, NONE_NODE, REGISTRY_NODE,
+    SPREAD_NODE, STATIC_LEAF, TUPLE_NODE, sorted_keys
 )
 
 from jaxmarshal import _reference
@@ -22,6 +26,9 @@ cdef extern from *:
     #define JM_COUNT_HEAP(counters, by) JM_COUNT(counters, live_heap, by)
     """
     void JM_COUNT_HEAP(jm_counters* counters, int by) noexcept
+    int PyDict_Next(
+        object mapping, Py_ssize_t* position, PyObject** key, PyObject** value
+    ) noexcept
     bint PyList_CheckExact(PyObject* obj) noexcept
     bint PyTuple_CheckExact(PyObject* obj) noexcept
     bint PyDict_CheckExact(PyObject* obj) noexcept
@@ -75,10 +82,21 @@ cdef inline int _match_child(PyObject* child, Walk* walk) except -1:
     return propagate() if matched < 0 else matched
 
 
+cdef bint _has_keys_of_type(object mapping, object key) except -1:
+    """Are all keys of a dict of the recorded keys' type? Equal ones of others sort otherwise."""
+    cdef Py_ssize_t position = 0
+    cdef PyObject* found
+    while PyDict_Next(mapping, &position, &found, NULL):
+        if Py_TYPE(found) != Py_TYPE(<PyObject*>key):
+            return False
+    return True
+
+
 cdef int _match_dict(PyObject* obj, Step* node, Walk* walk) except -1:
     cdef Py_ssize_t i
     cdef PyObject* value
     cdef int matched
+    cdef bint looked_up = False
     cdef object mapping = <object>obj
     cdef object keys = <object>node.data
     for i in range(node.n):
@@ -90,10 +108,13 @@ cdef int _match_dict(PyObject* obj, Step* node, Walk* walk) except -1:
             value = PyDict_GetItemWithError(mapping, key)
             if value == NULL:
                 return 0
+            looked_up = True
         matched = _match_child(value, walk)
         if matched != 1:
             return matched
     if PyDict_Size(mapping) != node.n:
+        return 0
+    if looked_up and not _has_keys_of_type(mapping, (<list>keys)[0]):
         return 0
     if node.positions == NULL:
         _find_positions(mapping, node)
@@ -147,24 +168,95 @@ cdef int _match_run(PyObject** items, Py_ssize_t n, Walk* walk, Py_ssize_t* take
     return jm_take(walk.intake, items[quick])
 
 
+cdef object _flattened(PyObject* obj, Walk* walk):
+    """Leaves and treedef of a custom node, whose code is run once a call; None where it failed."""
+    cdef list known
+    cdef Py_ssize_t i
+    if walk.asked.flattened == NULL:
+        return call_aside(_flatten_with_registry, <object>obj)
+    known = <list>walk.asked.flattened
+    for i in range(walk.taken, len(known)):
+        if <PyObject*>(<tuple>known[i])[0] == obj:
+            walk.taken = i + 1
+            return (<tuple>known[i])[1]
+    try:
+        found = call_aside(_flatten_with_registry, <object>obj)
+    except Exception:
+        found = None    # the reference runs it again, and raises
+    known.append((<object>obj, found))
+    walk.taken = len(known)
+    return found
+
+
+cdef bint _is_node_of(object treedef, object obj) except -1:
+    """Is it a node of that class which only JAX's registry can flatten?
+
+    Flattening another dict would ask the nodes in it, which other plans ask one by one.
+    """
+    root = treedef.node_data()
+    if root is None:
+        return True
+    return root[0] is type(obj) and (root[0] is not dict or sorted_keys(obj) is None)
+
+
 cdef int _match_by_registry(PyObject* obj, Step* node, Walk* walk) except -1:
-    leaves, treedef = _flatten_with_registry(<object>obj)
+    if walk.asked.flattened != NULL and not _is_node_of(<object>node.data, <object>obj):
+        return 0
+    found = _flattened(obj, walk)
+    if found is None:
+        return 0
+    leaves, treedef = found
     if treedef != <object>node.data:
         return 0
     for leaf in leaves:
-        matched = jm_take(walk.intake, <PyObject*>leaf)
+        if node.op == SPREAD_NODE:
+            matched = _match_child(<PyObject*>leaf, walk)
+        else:
+            matched = jm_take(walk.intake, <PyObject*>leaf)
         if matched != 1:
             return matched
     return 1
 
 
+cdef bint _same_words(
+    FieldsNode node, object attributes, tuple names, tuple known, Walk* walk
+) except -1:
+    cdef Py_ssize_t i
+    for i in range(len(names)):
+        value = <object>field_value(node, attributes, names[i])
+        if not same_static(<StaticArgument>known[i], <PyObject*>value, walk.asked):
+            return False
+    return True
+
+
+cdef int _match_fields(PyObject* obj, FieldsNode node, Walk* walk) except -1:
+    """An instance whose flatten function would do no more than this."""
+    cdef Py_ssize_t i
+    cdef int matched
+    cdef tuple names = node.fields.dynamic
+    attributes = attributes_of_node(node, obj)
+    if attributes is None:
+        return 0
+    for i in range(len(names)):
+        matched = _match_child(field_value(node, attributes, names[i]), walk)
+        if matched != 1:
+            return matched
+    if node.has_extra and not _same_words(node, attributes, node.fields.extra, node.extra, walk):
+        return 0
+    return _same_words(node, attributes, node.fields.static, node.static, walk)
+
+
 cdef int _match_node(PyObject* obj, Step* node, Walk* walk) except -1:
+    if node.op == FIELDS_NODE:
+        return _match_fields(obj, <FieldsNode>node.data, walk)
     if node.op == LIST_NODE:
         return PyList_CheckExact(obj) and _match_list(obj, node.n, walk)
     if node.op == DICT_NODE:
         return PyDict_CheckExact(obj) and _match_dict(obj, node, walk)
-    if node.op == REGISTRY_NODE:
+    if node.op == REGISTRY_NODE or node.op == SPREAD_NODE:
         return _match_by_registry(obj, node, walk)
+    if node.op == GRAPH_NODE:
+        return match_graph(obj, node.data, walk)
     if node.op == TUPLE_NODE:
         if not PyTuple_CheckExact(obj):
             return 0
@@ -192,6 +284,12 @@ cdef int match(PyObject* obj, Walk* walk) except -1:
         return jm_take(walk.intake, obj)
     if node.op == NONE_NODE:
         return obj == <PyObject*>None
+    if node.op == STATIC_LEAF:
+        if PyDict_GetItemWithError(_node_types, <object>Py_TYPE(obj)) != NULL:
+            return 0    # of a class that was registered since
+        return same_static(<StaticArgument>node.data, obj, walk.asked)
+    if node.op == FIXED_NODE:
+        return obj == node.data
     jm_enter_recursive_call(" while matching a pytree")
     matched = (<int (*)(PyObject*, Step*, Walk*) noexcept>_match_node)(obj, node, walk)
     Py_LeaveRecursiveCall()

@@ -1,6 +1,7 @@
 """A method in C: called without a bound method or a tuple of its arguments."""
 
 from cpython.object cimport PyObject, PyTypeObject
+from libc.stdint cimport uint64_t
 
 cdef extern from "jaxmarshal/vectorcall.h":
     ctypedef PyObject* (*vectorcallfunc)(PyObject*, PyObject**, size_t, PyObject*) noexcept
@@ -14,6 +15,16 @@ cdef extern from "jaxmarshal/vectorcall.h":
 # `implementation` gets the object itself as its first argument.
 cdef class Method:
     cdef vectorcallfunc implementation
+    cdef object reference        # what it stands in for
+    cdef object inner            # of `in_place_of`: the accelerated function
+    cdef str home                # its public name in jaxmarshal, or None
+    # The reference's signature, so that a wrong call is the reference's to refuse.
+    cdef dict places             # name -> its place among them, those given by name only last
+    cdef Py_ssize_t positional   # how many may be given by position
+    cdef Py_ssize_t by_position  # how many may not be given by name
+    cdef uint64_t required       # a bit for the place of each that has no default
+    cdef bint takes_more         # *args
+    cdef bint takes_others       # **kwargs
     cdef dict __dict__
     cdef object __weakref__
 

@@ -1,21 +1,40 @@
 """Methods in C."""
 
-from functools import update_wrapper
+import functools
+import inspect
+import sys
+from types import FunctionType
 
-from cpython.object cimport PyTypeObject
+from cpython.object cimport PyObject, PyTypeObject
 
 cdef extern from *:
     object PyMethod_New(object function, object self)
+    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
+    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
+    PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
 
+ctypedef int (*fits_function)(Method, Py_ssize_t, PyObject*) noexcept
 
 # What a function of Python shows of itself, beside what `functools.wraps` copies.
 cdef tuple _ATTRIBUTES = (
+    *functools.WRAPPER_ASSIGNMENTS,
     "__code__", "__closure__", "__globals__", "__builtins__", "__defaults__", "__kwdefaults__",
 )
 
 
+def _found(module, name):
+    """The object of this qualified name, for whoever loads it from a pickle."""
+    found = sys.modules.get(module) or __import__(module, fromlist=["_"])
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
 cdef class Method:
-    """One of the reference's methods or functions, accelerated."""
+    """One of the reference's methods or functions, accelerated.
+
+    It says that it is of the class of functions, for whoever asks before it asks for `__code__`.
+    """
 
     def __get__(self, instance, owner):
         return self if instance is None else PyMethod_New(self, instance)
@@ -23,22 +42,99 @@ cdef class Method:
     def __call__(self, *args, **kwargs):
         return self(*args, **kwargs)    # by `vectorcall`; this is for whoever asks for `__call__`
 
+    @property
+    def __class__(self):
+        return FunctionType if type(self.reference) is FunctionType else type(self)
+
     def __repr__(self):
-        return f"<{self.__module__}.{self.__qualname__}, accelerated by jaxmarshal>"
+        return f"<function {self.__qualname__} at {<size_t><PyObject*>self:#x}>"
+
+    def __reduce_ex__(self, protocol):
+        """By the reference's name, as a function is, or by one of ours where it is not there."""
+        try:
+            if _found(self.__module__, self.__qualname__) is self:
+                return self.__qualname__
+        except Exception:
+            pass
+        return self.__qualname__ if self.home is None else (_found, ("jaxmarshal", self.home))
 
     def __reduce__(self):
-        return self.__qualname__    # found there by whoever loads it, as a function is
+        return self.__reduce_ex__(2)
 
 
 cdef Method make_method(vectorcallfunc implementation, object reference):
     cdef Method method = Method()
     method.implementation = implementation
-    if reference is None:
-        return method
+    method.reference = reference
     for name in _ATTRIBUTES:
         if hasattr(reference, name):
             setattr(method, name, getattr(reference, name))
-    return update_wrapper(method, reference)
+    vars(method).update(getattr(reference, "__dict__", {}))
+    return method
+
+
+# --- Functions that Cython compiled --------------------------------------------------------------
+
+cdef int _fits(Method method, Py_ssize_t n, PyObject* names) except -1:
+    """Does a call with `n` arguments by position fit the reference's signature?"""
+    cdef Py_ssize_t i, place
+    cdef PyObject* found
+    cdef uint64_t given
+    if n > method.positional:
+        if not method.takes_more:
+            return False
+        n = method.positional
+    given = (<uint64_t>1 << n) - 1
+    for i in range(0 if names == NULL else PyTuple_GET_SIZE(names)):
+        found = PyDict_GetItemWithError(method.places, <object>PyTuple_GET_ITEM(names, i))
+        if found == NULL:
+            if not method.takes_others:
+                return False
+            continue
+        place = <object>found
+        if place < n or place < method.by_position:
+            return False
+        given |= <uint64_t>1 << place
+    return given & method.required == method.required
+
+
+cdef PyObject* _call_checked(
+    PyObject* self, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    """Call the accelerated function, or the reference for it to say what is wrong with the call."""
+    cdef Method method = <Method>self
+    cdef object function = method.inner
+    if not (<fits_function>_fits)(method, PyVectorcall_NARGS(nargsf), names):
+        function = method.reference
+    return PyObject_Vectorcall(<PyObject*>function, args, nargsf, names)
+
+
+def in_place_of(reference, function, home=None):
+    """What stands in for a function of the reference and calls `function` where a call is in order.
+
+    `home` is its public name in jaxmarshal, if it has one.
+    """
+    cdef Method method
+    if function is None or isinstance(function, Method):
+        return function
+    if type(reference) is not FunctionType or type(inspect.unwrap(reference)) is not FunctionType:
+        return function
+    signed = inspect.unwrap(reference)    # a wrapper takes all, and what it wraps refuses
+    code = signed.__code__
+    method = make_method(<vectorcallfunc>_call_checked, reference)
+    method.inner = function
+    method.home = home
+    names = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]
+    method.places = {name: place for place, name in enumerate(names)}
+    method.positional = code.co_argcount
+    method.by_position = code.co_posonlyargcount
+    optional = {*names[code.co_argcount - len(signed.__defaults__ or ()):code.co_argcount]}
+    optional.update(signed.__kwdefaults__ or ())
+    for name in set(names) - optional:
+        method.required |= <uint64_t>1 << <int>method.places[name]
+    method.takes_more = bool(code.co_flags & inspect.CO_VARARGS)
+    method.takes_others = bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return method
 
 
 jm_use_vectorcall(

@@ -1,10 +1,11 @@
 """Plans: keeping and running them."""
 
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, Py_XINCREF
+from libc.math cimport copysign
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 import weakref
 
@@ -16,7 +17,7 @@ from jaxmarshal._errors cimport propagate
 from jaxmarshal._intake cimport jm_guard, jm_intake
 from jaxmarshal._layout cimport array_buffer
 from jaxmarshal._records cimport TargetPlan, put_host
-from jaxmarshal._stats cimport DELETED, GUARD, HIT
+from jaxmarshal._stats cimport DELETED, GUARD, HIT, HOST_LEAVES, decided_to_hit, is_asked
 from jaxmarshal._tree cimport (
     LEAVES, LIST_NODE, Step, free_structure, init_structure, rebuild, record_treedef
 )
@@ -46,7 +47,13 @@ cdef enum:
 cdef object _consume = _reference.consume_results
 cdef object _collect_garbage = _reference.collect_garbage
 cdef object _runtime_error = _reference.JaxRuntimeError
+cdef enum:
+    SEEN_OFTEN = 2      # calls in a row with one scalar, after the first
+    MOST_SKIPPED = 63   # calls
+
+cdef bint _looks_for_donated = _reference.looks_for_donated
 cdef long long _runs = 0
+cdef Py_ssize_t _most_plans = 4096    # of one owner: as many executables as jaxlib itself keeps
 
 
 cdef class Plan:
@@ -75,6 +82,36 @@ cdef class Plan:
 cdef class Plans:
     def __cinit__(self):
         self.plans = []
+        self.indexed = self.plans
+        self.index = {}
+
+
+cdef int run_the_same(Plan plan, Plan other) except -1:
+    cdef Py_ssize_t i
+    memcpy(plan.guards, other.guards, other.count * sizeof(jm_guard))
+    for i in range(other.count):
+        Py_XINCREF(plan.guards[i].aval)
+        Py_XINCREF(plan.guards[i].where)
+        Py_XINCREF(plan.guards[i].impl)
+    plan.context = other.context
+    plan.words = other.words
+    plan.inputs = other.inputs
+    plan.constants = other.constants
+    plan.execute = other.execute
+    plan.fails_as_jit = other.fails_as_jit
+    plan.handlers = other.handlers
+    return 0
+
+
+cdef int nothing_fitted(Plans plans, int reason, int some) noexcept:
+    if reason == GUARD or reason == DELETED:
+        return 0    # a plan fitted, and something else was in the way
+    plans.missed += 1
+    if plans.missed > some:
+        plans.missed = min(plans.missed, some + 10)
+        plans.skip = min(1 << (plans.missed - some), MOST_SKIPPED)
+        plans.refusal = reason
+    return 0
 
 
 # --- Keeping: plans belong to their owner --------------------------------------------------------
@@ -112,24 +149,56 @@ def _drop(owner: int) -> None:
     _owners.pop(owner, None)
 
 
+cdef int give_plans(object owner, Plans plans) except -1:
+    key = <uintptr_t><PyObject*>owner
+    # The callback runs before the owner's memory is free for another object.
+    _owners[key] = (weakref.ref(owner, lambda _, key=key: _drop(key)), plans)
+    return 0
+
+
 cdef int keep_plan(object owner, Plan plan, int reason) except -1:
     cdef Plans plans = plans_of(owner)
     if plans is None:
-        key = <uintptr_t><PyObject*>owner
         plans = Plans()
-        # The callback runs before the owner's memory is free for another object.
-        _owners[key] = (weakref.ref(owner, lambda _, key=key: _drop(key)), plans)
+        give_plans(owner, plans)
     return add_plan(plans, plan, reason)
 
 
-cdef list with_plan(list plans, Plan plan):
+cdef int set_plans(Plans plans, list chosen) except -1:
+    cdef Plan plan
+    if not chosen:
+        for plan in plans.plans:
+            plan.dropped = True
+    plans.plans = chosen
+    plans.latest = None
+    if not chosen:
+        make_index(plans)    # nothing is kept alive
+    return 0
+
+
+cdef int make_index(Plans plans) except -1:
+    cdef Plan plan
+    cdef dict index
+    cdef list chosen = plans.plans
+    index = {}
+    plans.asks_user_code = False
+    for plan in chosen:
+        index.setdefault(plan.signature, []).append(plan)
+        if plan.runs_user_code or plan.statics is not None:
+            plans.asks_user_code = True
+    plans.index = index
+    plans.indexed = chosen
+    return 0
+
+
+cdef int take_plan(Plans plans, Plan plan) except -1:
     global _runs
+    cdef list kept = plans.plans
     _runs += 1    # the reference has just run it
     plan.used = _runs
-    kept = list(plans)
-    if len(kept) >= PLANS_PER_OWNER:
-        kept.remove(min(kept, key=_last_run))
-    return [plan, *kept]
+    if len(kept) >= _most_plans:    # a quarter of them, for this takes a while
+        kept = sorted(kept, key=_last_run, reverse=True)[:_most_plans - (_most_plans + 3) // 4]
+    return set_plans(plans, [plan, *kept])
 
 
 def _last_run(plan: Plan) -> int:
@@ -143,7 +212,7 @@ cdef int add_plan(Plans plans, Plan plan, int reason) except -1:
         plans.refusal = reason
     else:
         plans.failures = 0
-        plans.plans = with_plan(plans.plans, plan)
+        take_plan(plans, plan)
     return 0
 
 
@@ -157,8 +226,15 @@ on_forget(forget)
 
 
 def live_owners() -> int:
-    """How many objects have plans now; for tests."""
-    return len(_owners)
+    """How many objects other than jitted functions have plans now; for tests."""
+    return sum([type(plans) is Plans for _, plans in _owners.values()])
+
+
+def limit_plans(n: int) -> int:
+    """Keep at most so many plans of one owner; returns the limit until now. For tests."""
+    global _most_plans
+    before, _most_plans = _most_plans, n
+    return before
 
 
 # --- Running -------------------------------------------------------------------------------------
@@ -171,50 +247,128 @@ cdef int check_transfers(jm_intake* intake) except -1:
     return HIT
 
 
+cdef bint _is_the_same(object kept, object scalar) except -1:
+    """The same value of the same type; zeros of both signs, and no NaNs, are told apart."""
+    if kept is scalar:
+        return True
+    if type(kept) is not type(scalar) or kept != scalar:
+        return False
+    return type(kept) is not float or bool(kept) or copysign(1.0, kept) == copysign(1.0, scalar)
+
+
+# A scalar among the arguments: its value, in how many calls in a row it had that, and its array.
+cdef class Scalar:
+    cdef object value
+    cdef int seen
+    cdef object array
+
+
+cdef bint _note_scalar(Plan plan, jm_slot* slot) except -1:
+    """Is it what it was in the last calls? Notes what it is, unless that is only a question."""
+    cdef Scalar scalar = plan.scalars.get(slot.number)
+    if scalar is not None and _is_the_same(scalar.value, <object>slot.obj):
+        if not is_asked():
+            scalar.seen += scalar.seen < SEEN_OFTEN
+        return scalar.seen >= SEEN_OFTEN or scalar.array is not None
+    if not is_asked():
+        scalar = Scalar()
+        scalar.value = <object>slot.obj
+        plan.scalars[slot.number] = scalar
+    return False
+
+
+cdef bint _are_kept(Plan plan, jm_intake* intake) except -1:
+    """Are all scalars what they were in the last calls?"""
+    cdef Py_ssize_t i
+    cdef bint kept = True
+    if plan.scalars is None:
+        plan.scalars = {}
+    for i in range(intake.table.count):
+        if is_scalar(intake.table.slots[i].kind):
+            kept = _note_scalar(plan, &intake.table.slots[i]) and kept
+    return kept
+
+
+cdef object _put_or_kept(Plan plan, jm_slot* slot, object where):
+    """A host argument as an array; that of a scalar which stays the same is kept."""
+    cdef Scalar scalar
+    if not plan.keeps_scalars or not is_scalar(slot.kind):
+        return put_host(slot, <TargetPlan>slot.target, where)
+    scalar = plan.scalars.get(slot.number)
+    if scalar is None or scalar.seen < SEEN_OFTEN or not _is_the_same(
+        scalar.value, <object>slot.obj
+    ):
+        return put_host(slot, <TargetPlan>slot.target, where)
+    if scalar.array is None:
+        scalar.array = put_host(slot, <TargetPlan>slot.target, where)
+    return scalar.array
+
+
+cdef int _look_at_host_arguments(Plan plan, jm_intake* intake) except -1:
+    """Why they are not to be placed, or HIT."""
+    cdef int reason = check_transfers(intake)
+    if reason == HIT and plan.keeps_scalars and not _are_kept(plan, intake) and plan.only_kept:
+        return HOST_LEAVES
+    return reason
+
+
 cdef int _put_host_arguments(Plan plan, jm_intake* intake) except -1:
-    """Put the host arguments where they go, unless transfers are guarded."""
+    """Put the host arguments where they go, unless something is in the way."""
     cdef Py_ssize_t i
     cdef jm_slot* slot
     cdef jm_guard* guard
-    cdef int reason = check_transfers(intake)
+    cdef int reason = _look_at_host_arguments(plan, intake)
     if reason:
         return reason
     for i in range(intake.table.count):
         slot = &intake.table.slots[i]
         guard = &plan.guards[slot.number]
         if jm_kind_is_host(slot.kind) and guard.input >= 0:
-            array = put_host(slot, <TargetPlan>slot.target, <object>guard.where)
+            array = _put_or_kept(plan, slot, <object>guard.where)
             Py_INCREF(array)
             intake.inputs[guard.input] = <PyObject*>array
     return HIT
 
 
-cdef bint _is_about_deleted(object error, jm_intake* intake) except -1:
-    """Did a run fail because a constant was deleted, or an argument donated before?
-
-    Or deleted by what ran after it was looked at: comparisons, other threads. jaxlib looks before
-    it does anything.
-    """
+cdef bint _has_deleted(jm_intake* intake) except -1:
+    """Was a constant or an argument deleted, perhaps by what ran after it was looked at?"""
     for array in <tuple>intake.tuple:
         if array_buffer(array) == NULL:
             return True
-    if "deleted or donated" not in str(error):
-        return False
-    return any([array.is_deleted() for array in <tuple>intake.tuple])
+    return False
+
+
+cdef bint _has_gone(jm_intake* intake) except -1:
+    """The same, and donated ones too, which keep their buffer."""
+    for array in <tuple>intake.tuple:
+        if array.is_deleted():
+            return True
+    return False
+
+
+cdef int raise_as_jit() except -1:
+    cdef str failure
+    try:
+        propagate()
+    except Exception as error:
+        if type(error) is not _runtime_error:
+            raise
+        failure = str(error)
+    raise ValueError(failure)
 
 
 cdef int _deleted_or_raise(Plan plan, jm_intake* intake) except -1:
     """jaxlib has just reported an error: raise it unless it is DELETED and nothing was run."""
-    cdef str failure = None
+    cdef bint deleted = False
     try:
+        if plan.fails_as_jit:
+            raise_as_jit()
         propagate()
-    except Exception as error:
-        if not _is_about_deleted(error, intake):
-            if not plan.fails_as_jit or type(error) is not _runtime_error:
-                raise
-            failure = str(error)
-    if failure is not None:
-        raise ValueError(failure)
+    except Exception:
+        # A donated one is an error of the runtime, unless jaxlib looks for it before.
+        deleted = _has_gone(intake) if _looks_for_donated else _has_deleted(intake)
+        if not deleted:
+            raise
     intake.reason = DELETED
     return 0
 
@@ -232,13 +386,32 @@ cdef PyObject* _execute(Plan plan, PyObject* inputs) noexcept:
     return results
 
 
-cdef PyObject* run(Plan plan, jm_intake* intake) except? NULL:
+cdef int _decide(Plan plan, jm_intake* intake, int entry) except -1:
+    """What would become of a call that is asked about; nothing is placed or run."""
+    cdef Py_ssize_t i
+    cdef PyObject* array
+    intake.reason = _look_at_host_arguments(plan, intake)
+    for i in range(len(<tuple>intake.tuple)):
+        array = intake.inputs[i]
+        # Host arguments have no place yet.
+        if intake.reason == HIT and array != NULL and (<object>array).is_deleted():
+            intake.reason = DELETED
+    return decided_to_hit(entry) if intake.reason == HIT else 0
+
+
+cdef PyObject* run(Plan plan, jm_intake* intake, int entry) except? NULL:
     global _runs
     cdef PyObject* results
+    if is_asked():
+        _decide(plan, intake, entry)
+        return NULL
     if intake.table.count:
         intake.reason = _put_host_arguments(plan, intake)
         if intake.reason:
             return NULL
+    if not plan.fails_as_jit and _has_gone(intake):
+        intake.reason = DELETED    # the reference looks before jaxlib does, which logs a line
+        return NULL
     # jaxlib's own calls do this now and then; `execute_sharded` does not.
     _runs += 1
     plan.used = _runs

@@ -11,20 +11,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxmarshal import _count, _install, api
+from jaxmarshal import _count, _install, _phases, api
 
 #: Frames below this depth are told as one, or a deep recursion would be a deep document.
 MOST_FRAMES = 250
 
 
 #: Frames of the counting itself, beside the entry points' own.
-_COUNTING = (("stats", api.__file__), ("perf_counter_ns", "<built-in>"))
+_COUNTING = (("perf_counter_ns", "<built-in>"), ("before", _phases.__file__))
+#: Where an import begins.
+_IMPORT = ("_find_and_load", "<frozen importlib._bootstrap>")
 
 
 def _kind(name: str, file: str, parent: str) -> str:
     """Whose code a frame is, for its colour."""
     if file == _count.__file__:
-        return "entry point" if name in _ENTRY_POINTS else "counting"
+        return "entry point" if name in _ENTRY_POINTS or name in _count.frames else "counting"
     if parent == "counting" or (parent == "entry point" and (name, file) in _COUNTING):
         return "counting"
     if file.startswith(_count.JAX):
@@ -40,47 +42,75 @@ _LIBRARIES = tuple(
 )
 
 
-def tree(records: list[tuple[list[str], float]]) -> dict[str, Any]:
-    """The samples of pyinstrument as a flame graph: equal stacks together, times in seconds.
+def samples(
+    records: list[tuple[list[str], float]], first: list[_phases.Interval], begin: float
+) -> dict[str, Any]:
+    """The samples of pyinstrument in the order in which they were taken.
 
-    A frame is `{name, file, line, kind, time, children}`; `line` is that of its definition, and
-    `time` includes the children.
+    Args:
+      records: stacks, and the seconds that each stands for.
+      first: times of first calls, as `_phases.union` returns them, in nanoseconds.
+      begin: when the first sample began, by the same clock.
+
+    Returns:
+      A dict. `frames`: a list of `{name, file, line, kind}`, where `line` is that of the
+      definition. `stacks`: for each sample the numbers of its frames, the outermost first.
+      `seconds`: what each sample stands for. `steady`: for each, is it outside of first calls
+      and of imports of libraries?
+      Neighbours that are alike are one sample.
     """
-    root = _frame("all", "", 0, "library")
+    table = _Frames()
+    result: dict[str, list[Any]] = {"stacks": [], "seconds": [], "steady": []}
+    time = begin
     for stack, seconds in records:
-        frame = root
-        frame["time"] += seconds
+        numbers, importing = table.numbers(stack)
+        steady = not (importing or _phases.within(first, time + seconds * 0.5e9))
+        time += seconds * 1e9
+        if result["stacks"] and (numbers, steady) == (result["stacks"][-1], result["steady"][-1]):
+            result["seconds"][-1] += seconds
+        else:
+            for name, value in (("stacks", numbers), ("seconds", seconds), ("steady", steady)):
+                result[name].append(value)
+    return {"frames": table.frames, **result}
+
+
+class _Frames:
+    """All frames that were seen, each once."""
+
+    def __init__(self) -> None:
+        self.frames: list[dict[str, Any]] = []
+        self._numbers: dict[tuple[str, str, int, str], int] = {}
+
+    def numbers(self, stack: list[str]) -> tuple[list[int], bool]:
+        """The numbers of the frames of a stack, and whether it is in the import of a library.
+
+        The counting is one frame, and the last.
+        """
+        found: list[int] = []
+        importing = False
+        kind = "library"
         for information in stack[:MOST_FRAMES]:
-            key = information.partition("\x01")[0]
-            child = frame["children"].get(key)
-            if child is None:
-                name, file, line = (*key.split("\x00"), "", "0")[:3]
-                if file == "<thread>":  # its number, which differs from run to run
-                    line = "0"
-                kind = _kind(name, file, frame["kind"])
-                if kind == "counting":  # one frame for all of it
-                    key, name, file, line = kind, f"[{kind}]", "", "0"
-                child = frame["children"].setdefault(key, _frame(name, file, int(line or 0), kind))
-            child["time"] += seconds
-            frame = child
-            if frame["kind"] == "counting":
+            name, file, number = (*information.partition("\x01")[0].split("\x00"), "", "0")[:3]
+            line = int(number or 0)
+            kind = _kind(name, file, kind)
+            if kind == "script":  # a program that is imported runs all the same
+                importing = False
+            elif (name, file) == _IMPORT:
+                importing = True
+            if kind == "counting":  # one frame for all of it
+                name, file, line = f"[{kind}]", "", 0
+            elif file == "<thread>":  # its number, which differs from run to run
+                line = 0
+            elif kind == "entry point":  # the counting stands there
+                file, line = _count.frames.get(name, ("", 0))
+            key = name, file, line, kind
+            if key not in self._numbers:
+                self._numbers[key] = len(self.frames)
+                self.frames.append({"name": name, "file": file, "line": line, "kind": kind})
+            found.append(self._numbers[key])
+            if kind == "counting":
                 break
-    _listed(root)
-    return root
-
-
-def _frame(name: str, file: str, line: int, kind: str) -> dict[str, Any]:
-    return {"name": name, "file": file, "line": line, "kind": kind, "time": 0.0, "children": {}}
-
-
-def _listed(root: dict[str, Any]) -> None:
-    """Let `children` be lists, the slowest first."""
-    frames = [root]
-    while frames:
-        frame = frames.pop()
-        children = sorted(frame["children"].values(), key=lambda child: -child["time"])
-        frame["children"] = children
-        frames += children
+        return found, importing
 
 
 def start(configuration: dict[str, Any]) -> None:
@@ -90,23 +120,26 @@ def start(configuration: dict[str, Any]) -> None:
     profiler = None
     if threading.current_thread() is threading.main_thread():
         profiler = Profiler(interval=configuration["interval"], async_mode="disabled")
-    _count.wrap_all(_count.counted)
-    process, begin = os.getpid(), time.perf_counter()
+    warmup = configuration["warmup"]
+    phases = _phases.Phases(warmup["calls"], warmup["seconds"])
+    _count.count_all(phases)
+    process, begin = os.getpid(), time.perf_counter_ns()
 
     def finish() -> None:
         if os.getpid() != process:  # a copy that a fork has made
             return
-        seconds = time.perf_counter() - begin
+        seconds = (time.perf_counter_ns() - begin) / 1e9
         records = profiler.stop().frame_records if profiler is not None else []
         result = {
             "seconds": seconds,
             "installed": sorted(_install.installed_names()),
             "sites": _count.results(),
             "stats": api.stats(),
-            "profile": tree(records),
+            "samples": samples(records, _phases.union(phases.intervals), sampled_from),
         }
         Path(configuration["file"]).write_text(json.dumps(result))
 
     atexit.register(finish)
+    sampled_from = time.perf_counter_ns()
     if profiler is not None:
         profiler.start()

@@ -34,8 +34,12 @@ cdef class LeafPlan:
     cdef Py_ssize_t* dims      # owned heap block of `ndim` lengths, NULL for 0-d
     cdef object aval           # of the result
     cdef bint narrows          # the result's dtype is not the argument's
+    cdef object result_dtype   # owned: numpy's, or None where the argument is a Python scalar
     cdef int typenum           # numpy's number of the result's dtype
-    cdef tuple indices         # of each shard in the argument, or None when every shard is all
+    # Owned: of each shard its starts, then its lengths, one each a dimension; NULL where every
+    # shard is the whole argument.
+    cdef Py_ssize_t* shards
+    cdef Py_ssize_t shard_count
     cdef int staged_by         # the functions that do nothing but stage such data; see `_staging`
     cdef int watched           # how often one of them did something else
 
@@ -83,8 +87,16 @@ cdef bint is_ordinary_data(object x) except -1
 cdef TargetPlan find_target(Records records, object target)
 
 # Find the LeafPlan of a host argument for a target, and the host array that goes to the device.
-# HIT, or why the reference has to do it. No side effects.
-cdef int resolve_host(jm_slot* slot, TargetPlan target) except -1
+# HIT, or why the reference has to do it. No side effects but those that JAX's cache of converted
+# arrays has. `direct`: does the reference hand an array to jaxlib as it is when there is one
+# device, as jitted functions do, and not through that cache?
+cdef int resolve_host(jm_slot* slot, TargetPlan target, bint direct=*) except -1
+
+# Has a numpy array that was resolved the same shape and dtype still? True of other arguments.
+cdef bint is_as_resolved(jm_slot* slot) noexcept
+
+# Does the reference cut host data into shards in Python, as it does unless told otherwise?
+cdef bint shards_in_python() except -1
 
 # Put a resolved host argument on the devices of `target`, the caller's own object: a jax.Array.
 cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=*)

@@ -11,10 +11,13 @@ from jaxmarshal._argtable cimport (
     jm_slot, jm_table, jm_table_free, jm_table_init, push_argument
 )
 from jaxmarshal._classify cimport JM_ARRAY, JM_BOOL, JM_NDARRAY, JM_NP_SCALAR
-from jaxmarshal._context cimport Context, transfers_unguarded
+from jaxmarshal._context cimport Context, state_is, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG, counters, jm_counters
+from jaxmarshal._host_data cimport (
+    canonical_array, cast_array, cut_array, is_watched, view_of_base
+)
 from jaxmarshal._scalars cimport narrows_silently, scalar_array
-from jaxmarshal._stats cimport HIT, NOT_RECORDED, VALUE
+from jaxmarshal._stats cimport HIT, NOT_RECORDED, VALUE, is_asked
 
 import numpy as np
 
@@ -37,7 +40,8 @@ cdef enum:
 
 cdef object _device_put = _reference.device_put
 cdef object _put = _reference.batched_device_put
-cdef object _canonicalize = _reference.canonicalize_value
+cdef object _canonical_dtype = _reference.canonicalize_dtype
+cdef object _sharding_in_cpp = _reference.use_cpp_shard_args
 cdef object _dtypes = _reference.jax_dtypes
 cdef object _array_type = _reference.ArrayImpl
 cdef object _device_type = _reference.Device
@@ -61,6 +65,7 @@ cdef class LeafPlan:
 
     def __dealloc__(self):
         free(self.dims)
+        free(self.shards)
         JM_COUNT_PLANS(&counters, -1)
 
 
@@ -167,6 +172,8 @@ cdef TargetPlan find_target(Records records, object target):
     plan = records.targets.get(target)
     if plan is None:
         return None
+    if is_asked():
+        return plan
     plan.target = target    # adopt the new pointer
     for item in records.recent:
         if item is plan:
@@ -184,7 +191,37 @@ cdef bint is_target(object target) noexcept:
     return cls is _device_type or cls is _single_type or cls is _named_type
 
 
-cdef int resolve_host(jm_slot* slot, TargetPlan target) except -1:
+cdef bint shards_in_python() except -1:
+    return _sharding_in_cpp is None or state_is(_sharding_in_cpp, False)
+
+
+cdef object _host_array(object obj, LeafPlan plan, TargetPlan target, bint direct):
+    """The numpy array to put for a numpy array, or None where the reference has to do it.
+
+    JAX's cache is filled where the results keep its entry alive, and asked where it may have one:
+    its entries are weak references to the arrays.
+    """
+    cdef bint watched = is_watched(obj)
+    if watched and direct:
+        return None    # one device or several: the reference may ask the cache or not
+    if plan.narrows and not narrows_silently(obj):
+        return None
+    if watched or plan.shards != NULL:
+        return canonical_array(obj, plan.typenum, plan.ndim, plan.dims)
+    if plan.narrows:
+        return cast_array(obj, plan.result_dtype)
+    return view_of_base(obj) if target.single and not direct else obj
+
+
+cdef object _host_scalar(object obj, LeafPlan plan):
+    """The same for a numpy scalar."""
+    host = PyArray_FromScalar(obj, NULL)
+    if not plan.narrows:
+        return host
+    return cast_array(host, plan.result_dtype) if narrows_silently(host) else None
+
+
+cdef int resolve_host(jm_slot* slot, TargetPlan target, bint direct=False) except -1:
     """Find the LeafPlan of a host argument and the host array that goes to the device."""
     cdef object obj = <object>slot.obj
     cdef PyObject* found
@@ -203,22 +240,35 @@ cdef int resolve_host(jm_slot* slot, TargetPlan target) except -1:
     if found == NULL:
         return NOT_RECORDED
     plan = <LeafPlan>found    # owned from here on: anything below may run other code
-    if slot.kind >= JM_BOOL:
-        host = scalar_array(obj, slot.kind, plan.typenum)
-        if host is None:
-            return VALUE
+    if slot.kind == JM_NDARRAY:
+        host = _host_array(obj, plan, target, direct)
+    elif slot.kind == JM_NP_SCALAR:
+        host = _host_scalar(obj, plan)
     else:
-        host = obj if slot.kind == JM_NDARRAY else PyArray_FromScalar(obj, NULL)
-        if plan.narrows:
-            if not narrows_silently(host):
-                return VALUE
-            host = _canonicalize(obj)
+        host = scalar_array(obj, slot.kind, plan.typenum)
+    if host is None:
+        return VALUE
     Py_INCREF(plan)
     slot.plan = <PyObject*>plan
     Py_INCREF(host)
     slot.ready = <PyObject*>host
     slot.action = PUT_HOST
     return HIT
+
+
+cdef bint is_as_resolved(jm_slot* slot) noexcept:
+    cdef LeafPlan plan
+    if slot.kind != JM_NDARRAY or slot.plan == NULL:
+        return True
+    plan = <LeafPlan>slot.plan
+    obj = <object>slot.obj
+    return (
+        plan.dtype is <object>cnp.PyArray_DESCR(obj) and plan.ndim == cnp.PyArray_NDIM(obj)
+        and (
+            plan.ndim == 0
+            or memcmp(plan.dims, cnp.PyArray_DIMS(obj), plan.ndim * sizeof(Py_ssize_t)) == 0
+        )
+    )
 
 
 cdef bint is_numeric(object dtype) noexcept:
@@ -234,6 +284,18 @@ cdef bint is_ordinary_data(object x) except -1:
     return dtype.fields is None and is_numeric(dtype) and dtype in _dtypes
 
 
+cdef list _shards(object host, TargetPlan plan, LeafPlan leaf):
+    cdef const Py_ssize_t* starts = leaf.shards
+    cdef list shards = []
+    if starts == NULL:
+        return [view_of_base(host) for _ in range(len(plan.devices))]
+    owner = (host,)    # an array would not be kept itself where it is a view
+    for _ in range(leaf.shard_count):
+        shards.append(cut_array(host, owner, starts, starts + leaf.ndim))
+        starts += 2 * leaf.ndim
+    return shards
+
+
 cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=False):
     cdef LeafPlan leaf = <LeafPlan>slot.plan
     cdef object host = <object>slot.ready
@@ -241,10 +303,8 @@ cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=Fa
     cdef object shards
     if plan.single:
         shards = (host,)    # a tuple: quicker to make than a list
-    elif leaf.indices is None:
-        shards = [host] * len(plan.devices)
     else:
-        shards = [host[index] for index in leaf.indices]
+        shards = _shards(host, plan, leaf)
     if copy:    # the array may not share the memory of a numpy array
         return _put(leaf.aval, sharding, shards, plan.devices, plan.committed, True)
     return _put(leaf.aval, sharding, shards, plan.devices, plan.committed)
@@ -284,6 +344,23 @@ cdef TargetPlan _record_target(Records records, object target, object result):
     return plan
 
 
+cdef int _record_shards(LeafPlan leaf, object indices, tuple shape) except -1:
+    """Where each shard is in the argument: one slice a dimension, each of step 1."""
+    cdef Py_ssize_t i, d, start, stop
+    leaf.shard_count = len(indices)
+    leaf.shards = <Py_ssize_t*>malloc(
+        max(1, 2 * leaf.shard_count * leaf.ndim) * sizeof(Py_ssize_t)
+    )
+    if leaf.shards == NULL:
+        raise MemoryError()
+    for i, index in enumerate(indices.values()):
+        for d, part in enumerate(index):
+            start, stop, _ = part.indices(shape[d])
+            leaf.shards[2 * i * leaf.ndim + d] = start
+            leaf.shards[(2 * i + 1) * leaf.ndim + d] = stop - start
+    return 0
+
+
 cdef int _record_host(TargetPlan plan, jm_slot* slot, object result) except -1:
     cdef object obj = <object>slot.obj
     cdef LeafPlan leaf
@@ -299,14 +376,15 @@ cdef int _record_host(TargetPlan plan, jm_slot* slot, object result) except -1:
         return 0
     if dtype is not None and (dtype.fields is not None or not is_numeric(dtype)):
         return 0
+    if dtype is not None and _canonical_dtype(dtype) != aval.dtype:
+        return 0    # what JAX's cache had for this array is not what others of its kind become
     leaf = LeafPlan(slot.kind, dtype, shape)
     leaf.aval = aval
     leaf.typenum = aval.dtype.num
     leaf.narrows = dtype is not None and dtype != aval.dtype
-    if not plan.replicated:
-        leaf.indices = tuple(
-            result.sharding.addressable_devices_indices_map(shape).values()
-        )
+    leaf.result_dtype = aval.dtype
+    if not (plan.replicated or plan.single):
+        _record_shards(leaf, result.sharding.addressable_devices_indices_map(shape), shape)
     if slot.kind >= JM_BOOL:
         if plan.scalars[slot.kind] == NULL:
             Py_INCREF(leaf)

@@ -9,6 +9,7 @@ initialises a backend, reads a configuration value or creates an array.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ LOWER_BOUND = (0, 10, 2)
 UPPER_BOUND = (0, 13)
 
 
-def _version_tuple(text: str) -> tuple[int, ...]:
+def version_tuple(text: str) -> tuple[int, ...]:
     """The leading numeric components of a version string."""
     parts = []
     for part in text.split("."):
@@ -43,7 +44,7 @@ JAXLIB_VERSION: str = jaxlib.version.__version__
 NUMPY_VERSION: str = np.__version__
 
 #: Is the installed JAX one whose semantics this release was checked against?
-SUPPORTED: bool = LOWER_BOUND <= _version_tuple(JAX_VERSION) < UPPER_BOUND
+SUPPORTED: bool = LOWER_BOUND <= version_tuple(JAX_VERSION) < UPPER_BOUND
 
 #: "module.name" -> why it could not be had.
 missing: dict[str, str] = {}
@@ -73,6 +74,11 @@ def _lookup(module: str, name: str) -> Any:
         missing[f"{module}.{name}"] = str(error)
         return _Missing(f"{module}.{name}")
     return obj
+
+
+def lookup_quietly(module: str, name: str) -> Any:
+    """`module.name`, or None: a name that need not be there."""
+    return getattr(importlib.import_module(module), name, None)
 
 
 def _lookup_in_either(name: str, *modules: str) -> Any:
@@ -110,14 +116,21 @@ ShapedArray = _lookup("jax._src.core", "ShapedArray")
 # --- State that decides what a call does ---------------------------------------------------------
 trace_context = _lookup("jax._src.config", "trace_context")
 trace_context_names = _lookup("jax._src.config", "trace_context_names")
+config_states = _lookup("jax._src.config", "config_states")
 trace_state_clean = _lookup("jax._src.core", "trace_state_clean")
 ConfigState = _lookup("jaxlib._jax", "config.Config")
 current_trace = _lookup("jax._src.core", "trace_state_strong_ref")
 eval_trace = _lookup("jax._src.core", "eval_trace")
+trace_holder = _lookup("jax._src.core", "trace_ctx")
+StagingTrace = _lookup("jax._src.interpreters.partial_eval", "DynamicJaxprTrace")
 profiling = _lookup("jax._src.lib", "_profiler.TraceMe.is_enabled")
 post_hook = _lookup("jax._src.api", "_post_hook_state")
+debug_nans = _lookup("jax._src.config", "debug_nans")
+debug_infs = _lookup("jax._src.config", "debug_infs")
+enable_pgle = _lookup("jax._src.config", "enable_pgle")
 host_to_device_guard = _lookup("jax._src.config", "transfer_guard_host_to_device")
 device_to_device_guard = _lookup("jax._src.config", "transfer_guard_device_to_device")
+device_to_host_guard = _lookup("jax._src.config", "transfer_guard_device_to_host")
 guard_thread_state = _lookup("jaxlib._jax.guard_lib", "thread_local_state")
 TransferGuardLevel = _lookup("jaxlib._jax.guard_lib", "TransferGuardLevel")
 xla_bridge = _lookup("jax._src", "xla_bridge")
@@ -138,13 +151,18 @@ abstractify = _lookup("jax._src.core", "shaped_abstractify")
 tree_leaves = jax.tree_util.tree_leaves
 JaxRuntimeError = jax.errors.JaxRuntimeError
 canonicalize_value = _lookup("jax._src.dtypes", "canonicalize_value")
+#: Does jaxlib cut host data into shards itself? A state that came with a later version.
+use_cpp_shard_args = getattr(jax._src.config, "use_cpp_shard_args", None)
 dlpack_to_array = _lookup("jaxlib._jax", "dlpack_managed_tensor_to_buffer")
+CompileOptions = _lookup("jaxlib._jax", "CompileOptions")
+DeviceAssignment = _lookup("jaxlib._jax", "DeviceAssignment")
+DeviceList = _lookup("jaxlib._jax", "DeviceList")
 pytree_registry = _lookup("jax._src.tree_util", "default_registry")
 pytree_node_types = _lookup("jax._src.tree_util", "_registry")
+PyTreeDef = jax.tree_util.PyTreeDef
 
 # --- Modules and the objects that `install` replaces ---------------------------------------------
 dispatch = _lookup("jax._src", "dispatch")
-eval_shape: Callable[..., Any] = jax.eval_shape
 device_put: Callable[..., Any] = jax.device_put
 batched_device_put_impl = _lookup("jax._src.dispatch", "batched_device_put_impl")
 device_put_primitive = _lookup("jax._src.dispatch", "device_put_p")
@@ -164,13 +182,36 @@ collect_garbage = _lookup("jaxlib._jax", "collect_garbage")
 pxla_batched_device_put = _lookup("jax._src.interpreters.pxla", "batched_device_put")
 
 jit: Callable[..., Any] = jax.jit
+pjit = _lookup("jax._src", "pjit")
 cpp_pjit = _lookup("jax._src.pjit", "_cpp_pjit")
 PjitFunction = _lookup("jaxlib._jax", "PjitFunction")
 FastpathData = _lookup("jax._src.interpreters.pxla", "MeshExecutableFastpathData")
-_fun_only_cache = _lookup("jax._src.pjit", "_cpp_pjit_cache_fun_only")
-_options_cache = _lookup("jax._src.pjit", "_cpp_pjit_cache_explicit_attributes")
-#: JAX's caches of what its jitted functions compiled.
-jit_caches: tuple[Any, ...] = (_fun_only_cache, _options_cache)
+#: Does jaxlib's own call ask whether an argument was donated before it runs? Later ones do.
+looks_for_donated: bool = version_tuple(JAXLIB_VERSION) >= (0, 11)
+#: What makes the data that jaxlib keeps of a call of a jitted function.
+fastpath_data = _lookup("jax._src.pjit", "_get_fastpath_data")
+#: The inputs of the program of a call of a jitted function; traces it where JAX's caches lack it.
+infer_params = _lookup("jax._src.pjit", "_infer_params")
+infer_params_cache = _lookup("jax._src.pjit", "_infer_params_cached")
+no_tracing = _lookup("jax._src.config", "no_tracing")
+
+
+def _cache_miss_code() -> Any:
+    """The code of the function that jaxlib calls for a signature it does not know, or a _Missing.
+
+    It is defined inside `_cpp_pjit`, and knows which jitted function it belongs to by `jit_info`.
+    """
+    for constant in getattr(cpp_pjit, "__code__", _NO_CODE).co_consts:
+        if getattr(constant, "co_name", "") == "cache_miss" and (
+            "jit_info" in constant.co_freevars
+        ):
+            return constant
+    missing["jax._src.pjit._cpp_pjit.cache_miss"] = "its code is not what it was"
+    return _Missing("jax._src.pjit._cpp_pjit.cache_miss")
+
+
+_NO_CODE = compile("", "", "exec")
+cache_miss_code = _cache_miss_code()
 optimization_level = _lookup("jax._src.config", "optimization_level")
 memory_fitting_level = _lookup("jax._src.config", "memory_fitting_level")
 device_context = _lookup_in_either("device_context", "jax._src.mesh", "jax._src.config")
@@ -196,6 +237,7 @@ primitive_bind = _lookup("jax._src.core", "Primitive.bind")
 xla_primitive_callable = _lookup("jax._src.dispatch", "xla_primitive_callable")
 apply_primitive = _lookup("jax._src.dispatch", "apply_primitive")
 stage_primitive = _lookup("jax._src.core", "stage_p")
+jit_primitive = _lookup("jax._src.pjit", "jit_p")
 convert_bind_with_trace = _lookup("jax._src.lax.lax", "_convert_element_type_bind_with_trace")
 abstract_mesh = _lookup("jax._src.mesh", "get_abstract_mesh")
 jnp_zeros = jnp.zeros
@@ -204,27 +246,115 @@ jnp_full = jnp.full
 jnp_asarray = jnp.asarray
 jnp_array = jnp.array
 array_getitem = ArrayImpl if isinstance(ArrayImpl, _Missing) else ArrayImpl.__getitem__
+array_value = vars(ArrayImpl).get("_value") if ArrayImpl else None
 canonicalize_dtype = _lookup("jax._src.dtypes", "canonicalize_dtype")
 jax_dtypes = _lookup("jax._src.dtypes", "_jax_dtype_set")
-#: Types of parameters that are programs; the newest JAX has one of them.
-jaxpr_types: tuple[type, ...] = tuple(
-    getattr(jax._src.core, name) for name in ("Jaxpr", "ClosedJaxpr")
-    if hasattr(jax._src.core, name)
+enable_x64 = _lookup("jax._src.config", "enable_x64")
+IndexUpdateRef = _lookup("jax._src.numpy.array_methods", "_IndexUpdateRef")
+custom_jvp = _lookup("jax._src.custom_derivatives", "custom_jvp")
+custom_jvp_primitive = _lookup("jax._src.custom_derivatives", "custom_jvp_call_p")
+custom_jvp_call = _lookup("jax._src.custom_derivatives", "custom_jvp.__call__")
+legacy_prng_key = _lookup("jax._src.config", "legacy_prng_key")
+enable_custom_prng = _lookup("jax._src.config", "enable_custom_prng")
+default_prng_impl = _lookup("jax._src.config", "default_prng_impl")
+#: The configuration states that functions of `jax.random` depend on and the trace context lacks.
+numpy_key_states: tuple[Any, ...] = (legacy_prng_key, enable_custom_prng, default_prng_impl)
+#: Types of parameters that are values: their instances own nothing but plain values, and JAX's own.
+value_tuples: tuple[type, ...] = tuple(
+    getattr(jax.lax, name) for name in ("GatherDimensionNumbers", "ConvDimensionNumbers")
+    if issubclass(getattr(jax.lax, name, object), tuple)
 )
+value_enums: tuple[type, ...] = tuple(
+    cls for cls in (
+        getattr(jax.lax, "GatherScatterMode", None), getattr(jax.lax, "Precision", None),
+        getattr(jax.lax, "AccuracyMode", None), getattr(jax.lax, "RoundingMethod", None),
+        getattr(jax.lax, "RandomAlgorithm", None), getattr(jax.lax, "FftType", None),
+        getattr(jax.lax, "DotAlgorithmPreset", None), jax.sharding.AxisType,
+    )
+    if isinstance(cls, type)
+)
+
+# --- What fast paths go past ---------------------------------------------------------------------
+
+
+def _places(*names: str) -> list[Any]:
+    """Modules, and classes and tables in them, of which none may be missing."""
+    found = []
+    for name in names:
+        module, _, attribute = name.partition(":")
+        place = (
+            _lookup(*module.rsplit(".", 1)) if not attribute else _lookup(module, attribute)
+        )
+        if isinstance(place, _Missing):
+            return [place]
+        found.append(place)
+    return found
+
+
+#: What `Primitive.bind` looks names up in, outside a trace.
+bind_rules = _places(
+    "jax._src.core", "jax._src.dtypes", "jax._src.dispatch", "jax._src.mesh",
+    "jax._src.core:Primitive", "jax._src.core:EvalTrace", "jax._src.core:TracingContext",
+    "jax._src.core:pytype_aval_mappings",
+)  # fmt: skip
+#: What entry points of `jax.numpy`, and indexing, look names up in beside these.
+numpy_rules = _places(
+    "jax._src.abstract_arrays", "jax._src.array", "jax._src.lax.lax", "jax._src.lax.slicing",
+    "jax._src.literals", "jax._src.numpy.array_constructors", "jax._src.numpy.array_creation",
+    "jax._src.numpy.indexing", "jax._src.numpy.util", "jax._src.sharding_impls", "jax._src.util",
+    "jax._src.array:ArrayImpl", "jax._src.core:ShapedArray", "jax._src.literals:TypedNdArray",
+    "jax._src.literals:TypedFloat", "jax._src.literals:TypedInt",
+    "jax._src.sharding_impls:SingleDeviceSharding", "jax._src.numpy.indexing:NDIndexer",
+)  # fmt: skip
+numpy_rules.append(np)
+#: What the functions of `_functions.py` look names up in beside these.
+function_rules = _places(
+    "jax.lax", "jax.nn", "jax.numpy", "jax.random",
+    "jax._src.custom_derivatives", "jax._src.lax.ann", "jax._src.lax.control_flow",
+    "jax._src.lax.convolution", "jax._src.lax.fft", "jax._src.lax.linalg", "jax._src.lax.other",
+    "jax._src.lax.parallel", "jax._src.lax.special", "jax._src.lax.utils",
+    "jax._src.lax.windowed_reductions", "jax._src.nn.functions", "jax._src.numpy.array_methods",
+    "jax._src.numpy.einsum", "jax._src.numpy.error", "jax._src.numpy.fft",
+    "jax._src.numpy.lax_numpy", "jax._src.numpy.linalg", "jax._src.numpy.reductions",
+    "jax._src.numpy.sorting", "jax._src.numpy.tensor_contractions", "jax._src.numpy.ufuncs",
+    "jax._src.numpy.ufunc_api", "jax._src.ops.scatter", "jax._src.ops.special", "jax._src.pjit",
+    "jax._src.random", "jax._src.random.core", "jax._src.random.prng",
+    "jax._src.random.threefry2x32", "jax._src.random.prng:PRNGKeyArray",
+    "jax._src.custom_derivatives:custom_jvp", "jax._src.custom_derivatives:CustomJVPCallPrimitive",
+    "jax._src.numpy.array_methods:_IndexUpdateRef",
+    "jax._src.numpy.array_methods:_IndexUpdateHelper",
+)  # fmt: skip
+#: What placing arguments, and calls of executables in Python, look names up in.
+placement_rules = _places(
+    "jax._src.dispatch", "jax._src.interpreters.pxla",
+    "jax._src.interpreters.pxla:shard_arg_handlers",
+    "jax._src.interpreters.pxla:global_result_handlers",
+)  # fmt: skip
+#: Names in these, and in modules of libraries, that these assign to themselves.
+VARIABLES = frozenset({"test_event_listener", "last_error_info"})
 
 # --- Switches that `python -m jaxmarshal run` offers ---------------------------------------------
 set_tracebacks_enabled = _lookup("jaxlib._jax", "set_tracebacks_enabled")
 
+#: Whether anything in a namespace was replaced is seen by its version (`_rules.pyx`).
+dict_versions: Any = True
+if sys.version_info >= (3, 14):
+    missing["CPython's versions of dicts"] = "gone since Python 3.14"
+    dict_versions = _Missing("CPython's versions of dicts")
+
 # --- Capabilities --------------------------------------------------------------------------------
 HAVE_CONTEXT: bool = _have(
-    "HAVE_CONTEXT", trace_context, trace_state_clean, current_trace, eval_trace, xla_bridge,
-    process_count, util, register_cache, profiling, post_hook,
+    "HAVE_CONTEXT", *placement_rules, enable_pgle, trace_context, trace_state_clean,
+    current_trace, eval_trace, xla_bridge, process_count, util, register_cache, profiling,
+    post_hook, debug_nans, debug_infs, dict_versions,
 )
-HAVE_GUARDS: bool = _have("HAVE_GUARDS", host_to_device_guard, device_to_device_guard)
+HAVE_GUARDS: bool = _have(
+    "HAVE_GUARDS", host_to_device_guard, device_to_device_guard, device_to_host_guard
+)
 HAVE_PYTREE: bool = _have("HAVE_PYTREE", pytree_registry, pytree_node_types)
 HAVE_DEVICE_PUT: bool = _have(
     "HAVE_DEVICE_PUT", ArrayImpl, Device, SingleDeviceSharding, NamedSharding, batched_device_put,
-    shard_args, result_handler, REUSE_INPUT, canonicalize_value,
+    shard_args, result_handler, REUSE_INPUT, canonicalize_value, canonicalize_dtype,
     flags=("HAVE_CONTEXT", "HAVE_GUARDS", "HAVE_PYTREE"),
 )
 HAVE_EXECUTE: bool = _have(
@@ -233,16 +363,25 @@ HAVE_EXECUTE: bool = _have(
     physical_sharding, debug_key_reuse, collect_garbage, flags=("HAVE_DEVICE_PUT",),
 )
 HAVE_JIT: bool = _have(
-    "HAVE_JIT", cpp_pjit, PjitFunction, FastpathData, *jit_caches,
-    *jit_key_states, abstract_mesh, disable_jit, flags=("HAVE_EXECUTE",),
+    "HAVE_JIT", pjit, cpp_pjit, PjitFunction, FastpathData, fastpath_data, infer_params,
+    infer_params_cache, no_tracing,
+    cache_miss_code, *jit_key_states, abstract_mesh, disable_jit, flags=("HAVE_EXECUTE",),
 )
+HAVE_RULES: bool = _have(
+    "HAVE_RULES", *bind_rules, *numpy_rules, stage_primitive, eval_trace, dict_versions
+)
+if not HAVE_RULES:
+    bind_rules = numpy_rules = function_rules = []
+if not HAVE_CONTEXT:
+    placement_rules = []
 HAVE_EAGER: bool = _have(
     "HAVE_EAGER", Primitive, primitive_bind, xla_primitive_callable, apply_primitive,
-    stage_primitive, convert_bind_with_trace, canonicalize_value, jax_dtypes,
-    flags=("HAVE_JIT",),
+    stage_primitive, convert_bind_with_trace, canonicalize_value, jax_dtypes, enable_x64,
+    jit_primitive, flags=("HAVE_JIT", "HAVE_RULES"),
 )
 HAVE_REPLAY: bool = _have(
-    "HAVE_REPLAY", array_getitem, canonicalize_dtype, flags=("HAVE_EAGER",)
+    "HAVE_REPLAY", array_getitem, canonicalize_dtype, PRNGKeyArray, IndexUpdateRef, custom_jvp,
+    custom_jvp_call, custom_jvp_primitive, *numpy_key_states, *function_rules, flags=("HAVE_EAGER",)
 )
 HAVE_LAYOUT_PROBE: bool = _have(
     "HAVE_LAYOUT_PROBE", ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put,
@@ -267,6 +406,31 @@ for _variable, _value in list(globals().items()):
 def numpy_scalars() -> frozenset[type]:
     """The numpy and ml_dtypes scalar types that the installed JAX accepts as arrays."""
     return frozenset(numpy_scalar_types)
+
+
+def is_staging() -> bool:
+    """Does JAX write down a program on this thread, to compile it?
+
+    False where the installed JAX does not tell. `grad` and `vmap` outside of `jit` run what they
+    trace, and do not count.
+    """
+    trace = getattr(trace_holder, "trace", None)
+    while trace is not None:
+        if StagingTrace is not None and isinstance(trace, StagingTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def source_of(compiled: Any) -> tuple[str, str, int] | None:
+    """The name, file and line of the function that was compiled ahead of time, where JAX tells."""
+    try:
+        text = compiled._executable._all_args_info.debug_info.func_src_info
+        name, place = text.rsplit(" at ", 1)
+        file, line = place.rsplit(":", 1)
+        return name, file, int(line)
+    except (AttributeError, ValueError):
+        return None
 
 
 def why_not_supported() -> str | None:

@@ -1,78 +1,181 @@
-"""Whole functions of `jax.numpy`: the jitted functions they called, called again without the rest.
+"""Public functions outside of `jit`: the steps they took the last time, without the rest.
 
-The first calls of a kind go to the reference, and a tape notes the steps. If the result is that of
-a step, the next such call takes the steps alone: what Python did in between depends on nothing but
-what the key, the array's aval and the context say.
+The first calls of a kind go to the reference, and a tape notes the steps: calls of jitted
+functions. If the result is made of their results, the next such call takes the steps alone: what
+Python did in between depends on nothing but what the key, the arrays' avals and placement, and the
+context say: whoever looks at an array's elements breaks the tape, and so does a warning. Which
+functions there are is in `_functions`.
 """
 
-from cpython.object cimport PyObject, PyTypeObject
+import warnings
+from types import MethodType
 
-from jaxmarshal._classify cimport (
-    JM_BOOL, JM_FLOAT, Py_TYPE, jm_kind_of_type, types
-)
-from jaxmarshal._context cimport Context
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.string cimport memcpy
+
+from jaxmarshal._classify cimport JM_ARRAY, JM_KEY_ARRAY, Py_TYPE, jm_kind_of_type, types
+from jaxmarshal._context cimport Context, on_forget, transfers_unguarded
+from jaxmarshal._counters cimport JM_DEBUG
 from jaxmarshal._jit_context cimport operation_context
-from jaxmarshal._layout cimport array_aval, array_sharding
-from jaxmarshal cimport _tape
-from jaxmarshal._tape cimport Tape, Value, start_tape, stop_tape
-from jaxmarshal._stats cimport (
-    NOT_RECORDED, OPTIONS, SHARDING, UNSUPPORTED, count_miss, entries, entry_number
+from jaxmarshal._layout cimport array_aval, array_buffer, array_committed, array_sharding
+from jaxmarshal._method cimport (
+    Method, PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
 )
-
-from math import copysign
+from jaxmarshal._replay_key cimport Sources, key_of, numbers_in, release_sources, states_now
+from jaxmarshal._rules cimport function_rules, is_untouched
+from jaxmarshal cimport _tape
+from jaxmarshal._stats cimport (
+    DELETED, GUARD, HIT, NOT_RECORDED, REPLACED, SHARDING, UNKNOWN_TYPE, UNSUPPORTED, count_miss,
+    count_steps, decided_to_hit, entries, entry_number, is_asked
+)
+from jaxmarshal._tape cimport (
+    MOST_VALUES, Step, Tape, describe_result, fill, fold_constants, have_their_rules,
+    keep_functions, needed_steps, prepare_constants, start_tape, stop_tape, take_step
+)
 
 import numpy as np
 
 from jaxmarshal import _reference
 
+cdef extern from *:
+    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
+    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
+
 cdef enum:
-    MOST_REPLAYS = 1024    # in one context; then all are forgotten
+    MOST_PLAYS = 16        # of one kind of call
+    MOST_REPLAYS = 4096    # in one context; then those that were not used since are forgotten
     MOST_WAITED = 1024     # calls of a kind before one is recorded again, where none could be kept
+    MANY_MISSES = 64       # in a row; then most calls of the function are left to the reference
+    SKIPPED = 7            # of eight
 
-cdef object _zeros = _reference.jnp_zeros
-cdef object _ones = _reference.jnp_ones
-cdef object _full = _reference.jnp_full
-cdef object _getitem = _reference.array_getitem
-cdef PyTypeObject* _array_type = <PyTypeObject*>_reference.ArrayImpl
 cdef object _single_type = _reference.SingleDeviceSharding
+cdef object _debug_key_reuse = _reference.debug_key_reuse
 cdef bint _active = _reference.HAVE_REPLAY
-cdef int _zeros_entry = entry_number("zeros")
-cdef int _ones_entry = entry_number("ones")
-cdef int _full_entry = entry_number("full")
-cdef int _getitem_entry = entry_number("getitem")
 
 
-cdef object _play(list steps, Py_ssize_t result, object source):
-    cdef list values = [] if source is None else [source]
-    for function, args in steps:
-        values.append(function(*[
-            values[(<Value>arg).number] if type(arg) is Value else arg for arg in args
-        ]))
-    return values[result]
+cdef list _rows = []    # all; they live as long as the process
 
 
-# --- Recording -----------------------------------------------------------------------------------
+cdef class Row:
+    def __cinit__(self, int entry, reference):
+        self.entry = entry
+        self.reference = self.call = reference
+        _rows.append(self)
 
-# What is known about calls with one key: how many there were, after how many to record one, and the
-# steps, one for each aval of the array that the call is about.
+
+# What is compared of a source: its aval, sharding and committed flag; those of its words where it
+# is a typed key.
+cdef class Seen:
+    cdef object aval
+    cdef object sharding
+    cdef bint committed
+
+
+# One call: what it did, and of what.
+cdef class Play:
+    cdef object states       # what `states_now` returned
+    cdef list sources        # of Seen
+    cdef list steps          # of Step
+    cdef object result       # its description
+    cdef list primitives     # (primitive, Attributes) of all that were bound
+
+
+# What is known about calls with one key: how many there were, after how many to record one,
+# whether they were replayed since all were counted, and what they did.
 cdef class Replay:
     cdef int seen
     cdef int wait
-    cdef list plays    # [aval or None, steps, number of the result]
+    cdef bint used
+    cdef list plays
 
 
-cdef list _find_play(Replay replay, object aval):
+# --- Finding -------------------------------------------------------------------------------------
+
+cdef object _words_of(object source):
+    """The array that holds a source's data: itself, or the words of a typed key."""
+    if jm_kind_of_type(&types, Py_TYPE(<PyObject*>source)) == JM_KEY_ARRAY:
+        return source._base_array
+    return source
+
+
+cdef int _obstacle(Sources* sources) except -1:
+    """Why only the reference can perform a call about these, or HIT."""
+    cdef Py_ssize_t i
+    if not _active:
+        return UNSUPPORTED
+    if not is_untouched(function_rules):
+        return REPLACED
+    if not transfers_unguarded(True, True):
+        return GUARD    # constants that are on the device already are not placed again
+    for i in range(sources.count):
+        source = _words_of(<object>sources.items[i])
+        if jm_kind_of_type(&types, Py_TYPE(<PyObject*>source)) != JM_ARRAY:
+            return SHARDING
+        # A donated one is not at once seen to be gone, and one that `__new__` made holds nothing.
+        if array_buffer(source) == NULL or source.is_deleted():
+            return DELETED
+        if type(array_sharding(source)) is not _single_type:
+            return SHARDING
+    return HIT
+
+
+cdef bint _fits(Play play, Sources* sources, object states, bint by_pointer) except -1:
+    cdef Py_ssize_t i
+    cdef Seen seen
+    if play.states is not states:
+        return False
+    for i in range(sources.count):
+        seen = <Seen>play.sources[i]
+        source = _words_of(<object>sources.items[i])
+        if seen.committed != array_committed(source):
+            return False
+        aval, sharding = array_aval(source), array_sharding(source)
+        if seen.aval is aval and seen.sharding is sharding:
+            continue
+        if by_pointer or seen.aval != aval or seen.sharding != sharding:
+            return False
+    return True
+
+
+cdef int _adopt(Play play, Sources* sources) except -1:
+    """Equal objects are compared by pointer the next time."""
+    cdef Py_ssize_t i
+    cdef Seen seen
+    for i in range(sources.count):
+        seen = <Seen>play.sources[i]
+        source = _words_of(<object>sources.items[i])
+        seen.aval, seen.sharding = array_aval(source), array_sharding(source)
+    return 0
+
+
+cdef Play _find_play(Replay replay, Sources* sources):
+    cdef Play play
+    cdef object states = states_now()
     for play in replay.plays:
-        if (<list>play)[0] is aval:
-            return <list>play
+        if _fits(play, sources, states, True):
+            return play
     for play in replay.plays:
-        if (<list>play)[0] == aval:
-            (<list>play)[0] = aval
-            return <list>play
+        if _fits(play, sources, states, False):
+            if not is_asked():
+                _adopt(play, sources)
+            return play
     return None
 
 
+cdef int _make_room(dict replays) except -1:
+    """Forget what was not used since this was done the last time."""
+    cdef Replay replay
+    for key, found in list(replays.items()):
+        replay = <Replay>found
+        if not replay.used:
+            replays.pop(key, None)
+        replay.used = False
+    return 0
+
+
 cdef Replay _replay_of(Context context, object key):
+    """What is known of calls with this key; a new one where nothing is."""
     cdef Replay replay
     cdef dict replays = context.replays
     if replays is None:
@@ -80,39 +183,22 @@ cdef Replay _replay_of(Context context, object key):
     found = replays.get(key)
     if found is not None:
         return <Replay>found
-    if len(replays) >= MOST_REPLAYS:
-        replays.clear()
     replay = Replay()
     replay.plays = []
     replay.wait = 1
-    replays[key] = replay
+    if not is_asked():
+        if len(replays) >= MOST_REPLAYS:
+            _make_room(replays)
+        replays[key] = replay
     return replay
 
 
-cdef tuple _needed_steps(Tape tape, Py_ssize_t number, object source):
-    """The steps that lead to a result, with its number among them.
-
-    Others were taken by whatever else ran on this thread meanwhile: finalizers, signal handlers.
-    """
-    cdef Py_ssize_t i, first = 0 if source is None else 1
-    cdef dict numbers = {}
-    needed = {*range(first), number}
-    for i in reversed(range(len(tape.steps))):
-        if i + first in needed:
-            needed.update([
-                (<Value>arg).number for arg in tape.steps[i][1] if type(arg) is Value
-            ])
-    for i in sorted(needed):
-        numbers[i] = Value(len(numbers))
-    steps = [
-        (function, [numbers[(<Value>arg).number] if type(arg) is Value else arg for arg in args])
-        for i, (function, args) in enumerate(tape.steps) if i + first in needed
-    ]
-    return steps, (<Value>numbers[number]).number
-
+# --- Recording -----------------------------------------------------------------------------------
 
 cdef bint _converts_silently(object value, object dtype) except -1:
     """Can numpy's conversion neither warn nor fail, whatever `np.errstate` says?"""
+    if type(value) is complex and dtype.kind != "c":
+        return False
     try:
         with np.errstate(all="raise"):
             np.asarray(value).astype(dtype)
@@ -122,171 +208,333 @@ cdef bint _converts_silently(object value, object dtype) except -1:
     return True
 
 
+cdef object _warn = warnings.warn
+cdef bint _has_warned = False
+
+
+def _note_warning(*args, **kwargs):
+    """`warnings.warn` while a tape is written. It adds no frame, so warnings name the same line."""
+    global _has_warned
+    _has_warned = True
+    return _warn(*args, **kwargs)
+
+
+cdef object _call_and_listen(object function, tuple args, dict kwargs):
+    """Call it, and hear whether it warns: then it is to be called again the next time."""
+    global _warn, _has_warned
+    _has_warned = False
+    _warn = warnings.warn
+    warnings.warn = _note_warning
+    try:
+        return function(*args, **kwargs)
+    finally:
+        if warnings.warn is _note_warning:
+            warnings.warn = _warn
+
+
 cdef void _wait_longer(Replay replay) noexcept:
     """Nothing could be kept: what was in the way may be gone later."""
     replay.seen = 0
     replay.wait = min(2 * replay.wait, MOST_WAITED)
 
 
-cdef object _record(
-    Replay replay, object source, object reference, tuple args, tuple conversion
-):
+cdef bint _sees_primitives() except -1:
+    """Do tapes get to know which primitives are bound?"""
+    return _reference.Primitive.bind is not _reference.primitive_bind
+
+
+cdef Seen _see(object source):
+    cdef Seen seen = Seen()
+    source = _words_of(source)
+    seen.aval, seen.sharding = array_aval(source), array_sharding(source)
+    seen.committed = array_committed(source)
+    return seen
+
+
+cdef set _dtypes_on(Tape tape):
+    """Those of all arrays on a tape, and of the constants that are arrays."""
+    cdef Step step
+    found = {array_aval(_words_of(array)).dtype for array in tape.alive}
+    for step in tape.steps:
+        found.update([arg.dtype for arg in step.args if isinstance(arg, (np.ndarray, np.generic))])
+    return found
+
+
+cdef bint _says_nothing(object key, Tape tape) except -1:
+    """Can converting the numbers among the arguments neither warn nor fail?"""
+    dtypes = _dtypes_on(tape)
+    for number in numbers_in(key):
+        for dtype in dtypes:
+            # An int that a dtype of integers cannot hold is an error, and nothing is kept.
+            if type(number) is int and (-128 <= number < 128 or dtype.kind in "iub"):
+                continue
+            if not _converts_silently(number, dtype):
+                return False
+    return True
+
+
+cdef Play _make_play(Tape tape, list sources, object states, object key, object result):
+    """What the tape says of the call, or None where that is not all of it."""
+    cdef Play play
+    described = describe_result(tape, result)
+    if tape.broken or _has_warned or described is None or not is_untouched(function_rules):
+        return None
+    if not _says_nothing(key, tape):
+        return None
+    play = Play()
+    fold_constants(tape, described)
+    prepare_constants(tape)
+    keep_functions(tape)
+    needed = needed_steps(tape, len(sources), described)
+    if needed is None:
+        return None
+    play.states = states
+    play.sources = [_see(source) for source in sources]
+    play.steps, play.result = needed
+    play.primitives = list(tape.primitives.values())
+    return play
+
+
+cdef object _record(Replay replay, object key, list sources, Row row, tuple args, dict kwargs):
     """Call the reference and keep the steps it took, if they are all of it."""
     cdef Tape tape
-    if _tape.current is not None:
-        return reference(*args)
-    if conversion is not None and not _converts_silently(conversion[0], conversion[1]):
-        _wait_longer(replay)
-        return reference(*args)
-    tape = start_tape(source)
+    cdef Play play
+    if _tape.current is not None or not _sees_primitives() or _debug_key_reuse.value:
+        return row.call(*args, **kwargs)
+    states = states_now()
+    tape = start_tape(sources)
     try:
-        result = reference(*args)
+        result = _call_and_listen(row.call, args, kwargs)
     finally:
         stop_tape()
-    number = tape.values.get(id(result))
-    if tape.broken or number is None or result is source:
+    try:
+        play = _make_play(tape, sources, states, key, result)
+    except Exception:
+        if JM_DEBUG:
+            raise
+        play = None
+    if play is None:
         _wait_longer(replay)
-        return result
-    aval = None if source is None else array_aval(source)
-    steps, number = _needed_steps(tape, number, source)
-    replay.plays = [[aval, steps, number], *replay.plays[:7]]
+    else:
+        replay.plays = [play, *replay.plays[:MOST_PLAYS - 1]]
     return result
 
 
-cdef object _replayed(
-    int entry, object reference, object key, object source, tuple args, tuple conversion=None
-):
-    """The result of `reference(*args)`, where `key` says all about the call but its array.
+# --- Calls ---------------------------------------------------------------------------------------
 
-    `conversion` is a value and a dtype, if numpy converts one to the other on the way.
-    """
-    cdef Context context
-    cdef Replay replay
-    cdef list play
-    cdef int reason = UNSUPPORTED
-    context = operation_context(&reason) if _active else None
-    if context is None:
-        count_miss(entry, reason)
-        return reference(*args)
-    replay = _replay_of(context, key)
-    play = _find_play(replay, None if source is None else array_aval(source))
-    if play is not None and _tape.current is None:
-        try:
-            result = _play(play[1], play[2], source)
-        except Exception:
-            pass    # the reference says what is wrong
-        else:
-            entries[entry].hits += 1
-            return result
-    count_miss(entry, NOT_RECORDED)
-    replay.seen += 1
-    if play is not None or replay.seen <= replay.wait:
-        return reference(*args)
-    return _record(replay, source, reference, args, conversion)
-
-
-# --- Making arrays -------------------------------------------------------------------------------
-
-cdef object _shape_key(object shape):
-    """A shape, if it is one or several plain integers; else None."""
-    if type(shape) is int:
-        return shape
-    if type(shape) is not tuple:
-        return None
-    for item in shape:
-        if type(item) is not int:
-            return None
-    return shape
-
-
-cdef object _dtype_key(object dtype):
-    """A dtype that JAX has as it is, so that nothing is said about it; else None."""
-    if dtype is None:
+cdef bint _find_functions(Play play, PyObject** functions) except -1:
+    """Fill in the functions of the steps, owned. Is none gone, or run in another way?"""
+    cdef Py_ssize_t i
+    cdef Step step
+    if not have_their_rules(play.primitives):
         return False
-    if not isinstance(dtype, (type, np.dtype)):
+    for i in range(len(play.steps)):
+        step = <Step>play.steps[i]
+        function = step.function()
+        if function is None:
+            _release(functions, i)
+            return False
+        Py_INCREF(function)
+        functions[i] = <PyObject*>function
+    return True
+
+
+cdef int _release(PyObject** objects, Py_ssize_t n) noexcept:
+    cdef Py_ssize_t i
+    for i in range(n):
+        Py_DECREF(<object>objects[i])
+    return 0
+
+
+cdef object _take_steps(Play play, PyObject** functions, Sources* sources):
+    cdef PyObject* values[MOST_VALUES]
+    cdef Py_ssize_t i, count = sources.count
+    memcpy(values, sources.items, count * sizeof(PyObject*))
+    try:
+        for i in range(len(play.steps)):
+            take_step(<Step>play.steps[i], functions[i], values, &count)
+        return fill(play.result, values)
+    finally:
+        _release(values + sources.count, count - sources.count)
+
+
+cdef object _perform(Row row, Play play, PyObject** functions, Sources* sources):
+    """The result, or None, as no function that is replayed returns that."""
+    decided_to_hit(row.entry)
+    count_steps(True)
+    try:
+        return _take_steps(play, functions, sources)
+    except Exception:
+        return None    # the reference says what is wrong
+    finally:
+        count_steps(False)
+
+
+cdef object _replayed(Row row, Replay replay, Sources* sources):
+    """The result, or None where the steps cannot be taken."""
+    cdef PyObject* functions[MOST_VALUES]
+    cdef Play play = _find_play(replay, sources)
+    if play is None or _tape.current is not None:
+        return None
+    if not _find_functions(play, functions):
+        if not is_asked():
+            replay.plays = [other for other in replay.plays if other is not play]
+            replay.seen = replay.wait    # that it can be kept is known
         return None
     try:
-        wanted = np.dtype(dtype)
-        return wanted if _reference.canonicalize_dtype(wanted) == wanted else None
-    except Exception:
-        return None
+        result = _perform(row, play, functions, sources)
+    finally:
+        _release(functions, len(play.steps))
+    if result is not None:
+        replay.used = True
+        row.missed = 0
+        entries[row.entry].hits += 1
+    return result
 
 
-cdef object _fill_key(object value):
-    """A plain number with its type and, for what compares equal, its sign; else None."""
-    cdef int kind = jm_kind_of_type(&types, Py_TYPE(<PyObject*>value))
-    if kind < JM_BOOL or kind > JM_FLOAT:
-        return None
-    return (type(value), value, copysign(1, value) if kind == JM_FLOAT else 0)
+cdef bint _is_to_record(Row row, Replay replay) noexcept:
+    """Count a miss for which there is a key, and see whether its steps are to be kept."""
+    row.missed += 1
+    if row.missed > MANY_MISSES:
+        row.skip = SKIPPED
+    replay.seen += 1
+    return replay.seen > replay.wait
 
 
-cdef object _make(
-    int entry, object reference, object shape, tuple rest, object dtype, dict options
+cdef Replay _look_up(
+    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, int* reason,
+    PyObject** key
 ):
-    cdef object shape_key, dtype_key, fill_key
-    if options["device"] is None and options.get("out_sharding") is None:
-        shape_key = _shape_key(shape)
-        dtype_key = _dtype_key(dtype)
-        fill_key = _fill_key(rest[0]) if rest else entry
-        if shape_key is not None and dtype_key is not None and fill_key is not None:
-            key = (entry, shape_key, dtype_key, fill_key)
-            return _replayed(
-                entry, reference, key, None, (shape, *rest, dtype),
-                None if dtype is None or not rest else (rest[0], dtype),
-            )
-    count_miss(entry, OPTIONS)
-    return reference(shape, *rest, dtype, **options)
-
-
-def zeros(shape, dtype=None, *, device=None, out_sharding=None):
-    """`jax.numpy.zeros`."""
-    return _make(
-        _zeros_entry, _zeros, shape, (), dtype, dict(device=device, out_sharding=out_sharding)
-    )
-
-
-def ones(shape, dtype=None, *, device=None, out_sharding=None):
-    """`jax.numpy.ones`."""
-    return _make(
-        _ones_entry, _ones, shape, (), dtype, dict(device=device, out_sharding=out_sharding)
-    )
-
-
-def full(shape, fill_value, dtype=None, *, device=None, out_sharding=None):
-    """`jax.numpy.full`."""
-    return _make(
-        _full_entry, _full, shape, (fill_value,), dtype,
-        dict(device=device, out_sharding=out_sharding),
-    )
-
-
-# --- Indexing ------------------------------------------------------------------------------------
-
-cdef object _index_key(object index):
-    """A static index as something to look up, or None."""
-    if type(index) is int or index is Ellipsis:
-        return index
-    if type(index) is slice:
-        parts = (index.start, index.stop, index.step)
-        for part in parts:
-            if part is not None and type(part) is not int:
-                return None
-        return ("slice", *parts)
-    if type(index) is not tuple:
+    """What is known of calls like this one, and their key, owned; None with a reason."""
+    cdef Context context = operation_context(reason)
+    if context is None:
         return None
-    keys = [_index_key(item) for item in index]
-    return None if None in keys else ("tuple", *keys)
+    key[0] = key_of(row.reference, args, n, names, sources, reason)
+    if key[0] == NULL:
+        return None
+    reason[0] = _obstacle(sources)
+    return _replay_of(context, <object>key[0]) if reason[0] == HIT else None
 
 
-def getitem(self, idx, /):
-    """`ArrayImpl.__getitem__`."""
-    if Py_TYPE(<PyObject*>self) is not _array_type:
-        return _getitem(self, idx)
-    key = _index_key(idx)
-    if key is None:
-        count_miss(_getitem_entry, OPTIONS)
-        return _getitem(self, idx)
-    if type(array_sharding(self)) is not _single_type:
-        count_miss(_getitem_entry, SHARDING)
-        return _getitem(self, idx)
-    return _replayed(_getitem_entry, _getitem, key, self, (self, idx))
+cdef object _call(
+    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, PyObject** key
+):
+    """The result, or None where the reference is to be called as it is."""
+    cdef Replay replay = None
+    cdef int reason
+    try:
+        replay = _look_up(row, args, n, names, sources, &reason, key)
+    except Exception:
+        if JM_DEBUG:
+            raise
+        reason = UNKNOWN_TYPE
+    if replay is None:
+        count_miss(row.entry, reason)
+        return None
+    result = _replayed(row, replay, sources)
+    if result is not None:
+        return result
+    count_miss(row.entry, NOT_RECORDED)
+    if not _is_to_record(row, replay):
+        return None
+    named = 0 if names == NULL else PyTuple_GET_SIZE(names)
+    return _record(
+        replay, <object>key[0], [<object>sources.items[i] for i in range(sources.count)], row,
+        tuple([<object>args[i] for i in range(n)]),
+        {<object>PyTuple_GET_ITEM(names, i): <object>args[n + i] for i in range(named)},
+    )
+
+
+cdef object _call_looked_at(Row row, PyObject** args, Py_ssize_t n, PyObject* names):
+    cdef Sources sources
+    cdef PyObject* key = NULL
+    sources.count = 0
+    try:
+        return _call(row, args, n, names, &sources, &key)
+    finally:
+        release_sources(&sources)
+        if key != NULL:
+            Py_DECREF(<object>key)
+
+
+cdef PyObject* call_row(
+    Row row, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    cdef object result
+    if row.skip:
+        if not is_asked():
+            row.skip -= 1
+        count_miss(row.entry, NOT_RECORDED)
+    else:
+        result = _call_looked_at(row, args, PyVectorcall_NARGS(nargsf), names)
+        if result is not None:
+            Py_INCREF(result)
+            return <PyObject*>result
+    return PyObject_Vectorcall(<PyObject*>row.call, args, nargsf, names)
+
+
+cdef PyObject* _call_method(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    return (<row_function>call_row)(<Row>(<Method>method).inner, args, nargsf, names)
+
+
+def make_row(str entry, reference):
+    """The replacement of a function of the reference whose calls are replayed."""
+    cdef Method method
+    if reference is None:
+        return None
+    method = make_method(<vectorcallfunc>_call_method, reference)
+    method.inner = Row(entry_number(entry), reference)
+    return method
+
+
+def _forget() -> None:
+    """Look at all calls again."""
+    cdef Row row
+    for row in _rows:
+        row.missed = row.skip = 0
+
+
+on_forget(_forget)
+
+
+# --- Functions with a derivative of their own ----------------------------------------------------
+
+cdef dict _rows_of_objects = {}    # id of such a function -> its Row; they live as long as JAX
+cdef object _custom_jvp_call = _reference.custom_jvp_call
+
+
+cdef PyObject* _call_with_derivative(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    """`custom_jvp.__call__(self, *args, **kwargs)`."""
+    cdef object row = None
+    if PyVectorcall_NARGS(nargsf):
+        row = _rows_of_objects.get(<size_t>args[0])
+    if row is None:
+        return PyObject_Vectorcall(<PyObject*>_custom_jvp_call, args, nargsf, names)
+    return (<row_function>call_row)(<Row>row, args + 1, PyVectorcall_NARGS(nargsf) - 1, names)
+
+
+def make_derivative_call(str entry, list functions):
+    """The replacement of the method by which these objects are called, and all others."""
+    for function in functions:
+        if type(function) is _reference.custom_jvp:
+            row = Row(entry_number(entry), function)
+            row.call = MethodType(_custom_jvp_call, function)
+            _rows_of_objects[id(function)] = row
+    return make_method(<vectorcallfunc>_call_with_derivative, _custom_jvp_call)
+
+
+def is_replayed_object(function) -> bool:
+    """Is it one of these objects?"""
+    return id(function) in _rows_of_objects
+
+
+# --- Entry points of their own -------------------------------------------------------------------
+
+zeros = make_row("zeros", _reference.jnp_zeros)
+ones = make_row("ones", _reference.jnp_ones)
+full = make_row("full", _reference.jnp_full)
+getitem = make_row("getitem", _reference.array_getitem)

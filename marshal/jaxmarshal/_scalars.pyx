@@ -47,22 +47,35 @@ cdef inline bint _all_silent(const char* data, Py_ssize_t count) noexcept nogil:
     return True
 
 
+cdef bint _all_silent_in(
+    const char* data, int ndim, const cnp.npy_intp* dims, const cnp.npy_intp* strides,
+    Py_ssize_t per_element
+) noexcept nogil:
+    """The same for elements with gaps between them. numpy's own iterator takes 32 dimensions."""
+    cdef cnp.npy_intp i
+    if ndim == 0:
+        return _all_silent(data, per_element)
+    for i in range(dims[0]):
+        if not _all_silent_in(data + i * strides[0], ndim - 1, dims + 1, strides + 1, per_element):
+            return False
+    return True
+
+
 cdef bint narrows_silently(object array) noexcept:
     cdef int typenum = cnp.PyArray_TYPE(array)
     cdef Py_ssize_t per_element = 2 if typenum == cnp.NPY_COMPLEX128 else 1
     cdef Py_ssize_t size = cnp.PyArray_SIZE(array)
-    if typenum != cnp.NPY_FLOAT64 and typenum != cnp.NPY_COMPLEX128:
+    cdef const char* data = <const char*>cnp.PyArray_DATA(array)
+    if size == 0 or (typenum != cnp.NPY_FLOAT64 and typenum != cnp.NPY_COMPLEX128):
         return True    # integers wrap without a word
     if size * per_element > LARGEST_SCAN:
         return False
     if cnp.PyArray_ISONESEGMENT(array):
-        return _all_silent(<const char*>cnp.PyArray_DATA(array), size * per_element)
-    iterator = cnp.PyArray_IterNew(array)
-    while cnp.PyArray_ITER_NOTDONE(iterator):
-        if not _all_silent(<const char*>cnp.PyArray_ITER_DATA(iterator), per_element):
-            return False
-        cnp.PyArray_ITER_NEXT(iterator)
-    return True
+        return _all_silent(data, size * per_element)
+    return _all_silent_in(
+        data, cnp.PyArray_NDIM(array), cnp.PyArray_DIMS(array), cnp.PyArray_STRIDES(array),
+        per_element,
+    )
 
 
 cdef object scalar_array(object obj, int kind, int typenum):

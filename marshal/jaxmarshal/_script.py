@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxmarshal import _install
-from jaxmarshal._startup.sitecustomize import CONFIGURATION, ORIGINAL, VARIABLES
+from jaxmarshal._startup.hook import CONFIGURATION
+from jaxmarshal._startup.sitecustomize import ORIGINAL, VARIABLES
 from jaxmarshal.commands import CommandError
 
 USAGE = "jaxmarshal {} [options] (SCRIPT | -m MODULE) [ARGS ...]"

@@ -10,12 +10,13 @@ from jaxmarshal._classify cimport (
 from jaxmarshal._context cimport Context, current_context, transfers_unguarded
 from jaxmarshal._counters cimport counters
 from jaxmarshal._records cimport (
-    Records, TargetPlan, find_target, put_host, resolve_host, shard_records_of, try_to_record
+    Records, TargetPlan, find_target, put_host, resolve_host, shard_records_of,
+    shards_in_python, try_to_record
 )
 from jaxmarshal._layout cimport array_sharding
 from jaxmarshal._stats cimport (
-    DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, SHARDING, TREE, UNSUPPORTED, count_miss,
-    entries, entry_number, reason_of_kind
+    CONTEXT, DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, SHARDING, TREE, UNSUPPORTED, count_miss,
+    decided_to_hit, entries, entry_number, reason_of_kind
 )
 
 from jaxmarshal import _reference
@@ -80,6 +81,8 @@ cdef int _prepare(
             host = host or kind != JM_ARRAY
         if host and not transfers_unguarded(True, False):
             return GUARD
+        if host and not shards_in_python():
+            return CONTEXT
     except Exception:
         return TREE
     return HIT
@@ -117,6 +120,7 @@ def shard_args(shardings, layouts, copy_semantics, args, canonicalize=True):
     try:
         reason = _prepare(records, shardings, layouts, copy_semantics, args, &table)
         if reason == HIT:
+            decided_to_hit(_shard_entry)
             results = _results(&table)
             entries[_shard_entry].hits += 1
             return results
@@ -149,7 +153,9 @@ def batched_device_put(aval, sharding, xs, devices, committed=True, enable_x64=N
     if _active:
         context = current_context(&reason)
     if context is not None:
-        if type(xs) is not list or len(xs) != len(devices) or not xs:
+        if type(xs) is not list or type(devices) not in (list, tuple):
+            reason = TREE
+        elif len(xs) != len(devices) or not xs:
             reason = TREE
         else:
             for x in xs:
@@ -159,5 +165,6 @@ def batched_device_put(aval, sharding, xs, devices, committed=True, enable_x64=N
     if reason:
         count_miss(_put_entry, reason)
         return _batched_device_put(aval, sharding, xs, devices, committed, enable_x64)
+    decided_to_hit(_put_entry)
     entries[_put_entry].hits += 1
     return _put(aval, sharding, xs, list(devices), committed, enable_x64=enable_x64)

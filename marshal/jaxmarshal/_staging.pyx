@@ -22,18 +22,25 @@ from jaxmarshal._records cimport (
     LeafPlan, TargetPlan, find_target, is_ordinary_data, put_host, resolve_host,
     stage_records_of, try_to_record
 )
-from jaxmarshal._stats cimport GUARD, HIT, NOT_RECORDED, OPTIONS, count_miss, entries, entry_number
+from jaxmarshal._replay cimport Row, call_row, row_function
+from jaxmarshal._rules cimport stage_is_untouched
+from jaxmarshal._stats cimport (
+    GUARD, HIT, NOT_RECORDED, REPLACED, count_miss, decided_to_hit, entries, entry_number
+)
 from jaxmarshal._tape cimport Tape, is_result_of, start_tape, stop_tape
 
 from jaxmarshal import _reference
 
 cdef extern from *:
     PyObject* PyErr_Occurred() noexcept
+    void PyErr_Fetch(PyObject** cls, PyObject** value, PyObject** traceback) noexcept
+    void PyErr_Restore(PyObject* cls, PyObject* value, PyObject* traceback) noexcept
 
 # As their callers see them; see `_errors`.
-ctypedef PyObject* (*stage_type)(PyObject*, int, Context, int, int*, PyObject**) noexcept
+ctypedef PyObject* (*stage_type)(PyObject*, int, Context, int, int, int*, PyObject**) noexcept
 ctypedef PyObject* (*watch_type)(LeafPlan, int, PyObject*, PyObject**, size_t) noexcept
-ctypedef PyObject* (*call_type)(int, int, PyObject*, PyObject**, size_t, PyObject*) noexcept
+ctypedef int (*rules_type)() noexcept
+ctypedef PyObject* (*call_type)(int, Row, PyObject**, size_t, PyObject*) noexcept
 
 cdef enum:    # flags of `LeafPlan.staged_by`
     BY_ASARRAY = 1
@@ -42,14 +49,15 @@ cdef enum:    # flags of `LeafPlan.staged_by`
 cdef enum:
     MOST_WATCHED = 8    # calls that did more than to stage; then no more are watched
 
+cdef object _stage_primitive = _reference.stage_primitive
 cdef object _asarray = _reference.jnp_asarray
 cdef object _array = _reference.jnp_array
-cdef int _asarray_entry = entry_number("asarray")
-cdef int _array_entry = entry_number("array")
+cdef Row _asarray_row = Row(entry_number("asarray"), _asarray)
+cdef Row _array_row = Row(entry_number("array"), _array)
 
 
 cdef PyObject* _stage(
-    PyObject* x, int kind, Context context, int by, int* reason, PyObject** unseen
+    PyObject* x, int kind, Context context, int entry, int by, int* reason, PyObject** unseen
 ) except? NULL:
     """The array, a new reference; or NULL with a reason.
 
@@ -72,6 +80,7 @@ cdef PyObject* _stage(
         if reason[0] == HIT and not transfers_unguarded(True, False):
             reason[0] = GUARD
         if reason[0] == HIT:
+            decided_to_hit(entry)
             made = put_host(&table.slots[0], target, None, True)
             Py_INCREF(made)
             result = <PyObject*>made
@@ -105,11 +114,15 @@ cdef PyObject* _watch(
 
     Failing to see it is no error of the user's.
     """
-    cdef Tape tape = start_tape(None)
+    cdef Tape tape = start_tape([])
+    cdef PyObject* error[3]
     cdef PyObject* result = PyObject_Vectorcall(reference, args, nargsf, NULL)
-    stop_tape()
     if result == NULL:
+        PyErr_Fetch(&error[0], &error[1], &error[2])    # stopping runs code
+        stop_tape()
+        PyErr_Restore(error[0], error[1], error[2])
         return NULL
+    stop_tape()
     try:
         if is_result_of(tape, <object>result, stage_function, <object>args[0]):
             leaf.staged_by |= by
@@ -132,10 +145,11 @@ cdef PyObject* make_array(
     cdef int reason
     cdef Context context = operation_context(&reason)
     if context is not None:
-        result = (<stage_type>_stage)(x, kind, context, by, &reason, &unseen)
+        result = (<stage_type>_stage)(x, kind, context, entry, by, &reason, &unseen)
         if result != NULL:
             if _tape.current is not None:
-                _tape.note(stage_function, &x, 1, result)
+                _tape.note_primitive(<PyObject*>_stage_primitive)
+                _tape.note(stage_function, &x, 1, NULL, result)
             entries[entry].hits += 1
             return result
         if PyErr_Occurred() != NULL:
@@ -155,30 +169,32 @@ cdef PyObject* make_array(
 
 
 cdef PyObject* _call(
-    int entry, int by, PyObject* reference, PyObject** args, size_t nargsf, PyObject* names
+    int by, Row row, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
     """A function of `jax.numpy` that makes arrays."""
     cdef int kind
     if names == NULL and PyVectorcall_NARGS(nargsf) == 1:
         kind = jm_kind_of_type(&types, Py_TYPE(args[0]))
         if jm_kind_is_host(kind):
-            return (<make_type>make_array)(entry, by, reference, args[0], kind, args, nargsf)
-    count_miss(entry, OPTIONS)
-    return PyObject_Vectorcall(reference, args, nargsf, names)
+            if (<rules_type>stage_is_untouched)():
+                return (<make_type>make_array)(
+                    row.entry, by, <PyObject*>row.call, args[0], kind, args, nargsf
+                )
+            count_miss(row.entry, REPLACED)
+            return PyObject_Vectorcall(<PyObject*>row.call, args, nargsf, names)
+    return (<row_function>call_row)(row, args, nargsf, names)
 
 
 cdef PyObject* _call_asarray(
     PyObject* method, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
-    return (<call_type>_call)(
-        _asarray_entry, BY_ASARRAY, <PyObject*>_asarray, args, nargsf, names
-    )
+    return (<call_type>_call)(BY_ASARRAY, _asarray_row, args, nargsf, names)
 
 
 cdef PyObject* _call_array(
     PyObject* method, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
-    return (<call_type>_call)(_array_entry, BY_ARRAY, <PyObject*>_array, args, nargsf, names)
+    return (<call_type>_call)(BY_ARRAY, _array_row, args, nargsf, names)
 
 
 asarray = make_method(<vectorcallfunc>_call_asarray, _asarray)

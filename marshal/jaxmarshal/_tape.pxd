@@ -1,33 +1,103 @@
 """What jitted functions were called, with what, while a function of the reference ran.
 
-Each call is a step. Its arguments are the array that the whole call is about, results of earlier
-steps, and host constants. An array of which it is not known where it came from breaks the tape.
+Each call is a step. Its arguments are the sources (arrays and typed keys among the arguments of
+the whole call), results of earlier steps, and constants. An array of which it is not known where
+it came from breaks the tape.
 """
 
 from cpython.object cimport PyObject
 
+from jaxmarshal._context cimport Context
+
 cdef class Tape:
     cdef unsigned long thread
-    cdef list steps      # (function, arguments); arrays among these are Value objects
-    cdef dict values     # id of an array -> its number
-    cdef list alive      # the arrays in that order, so that no id is used twice
+    cdef Context context     # that the whole call has
+    cdef list steps          # of Step
+    cdef dict primitives     # id of a primitive that was bound on the way -> (it, its Attributes)
+    cdef dict values         # id of an array or a typed key -> what it is: a Value or a Base
+    cdef list functions      # of the steps
+    cdef list alive          # the sources, then the results of the steps: no id is used twice
     cdef bint broken
 
 # The tape that is being written, or None.
 cdef Tape current
 
-# Note a call with positional arguments and what it returned.
-cdef int note(object function, PyObject** args, Py_ssize_t n, PyObject* result) except -1
+cdef enum:
+    MOST_ARGS = 16       # of a step that is taken without making a list of them
+    MOST_VALUES = 160    # sources and results of a call
 
-# An array among the arguments of a step: the one that the call is about, or the result of a step.
+# One call.
+cdef class Step:
+    cdef object function     # returns it; a weak reference where JAX keeps it
+    cdef tuple args          # constants, and what `fill` fills in
+    cdef tuple names         # of the last ones, or None
+    cdef Py_ssize_t first    # the number of its first result
+    cdef Py_ssize_t results  # how many there are
+    cdef bint is_plain       # are the arguments few, and constants and values alone?
+    cdef Py_ssize_t values[MOST_ARGS]    # then the number of each, or -1 for a constant
+
+# A source or the result of a step, by its number.
 cdef class Value:
     cdef Py_ssize_t number
 
-# Begin to write a tape about an array, or about none. `current` has to be None.
-cdef Tape start_tape(object source)
+# The array of words of a typed key.
+cdef class Base:
+    cdef Value key
+
+# A typed key made of an array of words.
+cdef class Key:
+    cdef object impl
+    cdef object words
+
+# A container with some of these among its items.
+cdef class Nested:
+    cdef object make         # the container of a list of its items
+    cdef list items
+
+# Note a call and what it returned: `n` arguments by position, then those that `names` names.
+# Cannot fail: what cannot be noted breaks the tape.
+cdef void note(
+    object function, PyObject** args, Py_ssize_t n, PyObject* names, PyObject* result
+) noexcept
+
+# Note that a primitive is bound. One that is not run in a way of JAX's own breaks the tape.
+cdef void note_primitive(PyObject* prim) noexcept
+
+# Are primitives run in the way in which they were when they were noted? Pairs as in a tape.
+cdef bint have_their_rules(list primitives) except -1
+
+# Begin to write a tape about sources. `current` has to be None. Whoever looks at the elements of an
+# array from then on breaks the tape.
+cdef Tape start_tape(list sources)
+
+# What stands on a tape for an object that the call returned; None where that is not known.
+cdef object describe_result(Tape tape, object result)
+
+# The object itself, from the values of this call.
+cdef object fill(object described, PyObject** values)
+
+# Take a step, and add its results to the values, owned; `count` is how many there are.
+cdef int take_step(
+    Step step, PyObject* function, PyObject** values, Py_ssize_t* count
+) except -1
+
+# Take the results of steps that depend on no source as constants, but for what the described result
+# is made of: that has to be new in every call.
+cdef int fold_constants(Tape tape, object described) except -1
+
+# Keep functions of steps that nobody else keeps: those that were jitted for this very call.
+cdef int keep_functions(Tape tape) except -1
+
+# Put host data among the constants on the device, once for all calls.
+cdef int prepare_constants(Tape tape) except -1
+
+# The steps that lead to a described result, numbered anew, and that description. Others were taken
+# by whatever else ran on this thread meanwhile: finalizers, signal handlers. None where they are
+# too many.
+cdef tuple needed_steps(Tape tape, Py_ssize_t sources, object described)
 
 # On a tape about no array: is an object what this function returned for this argument alone?
 cdef bint is_result_of(Tape tape, object result, object function, object arg) except -1
 
 # Stop writing.
-cdef void stop_tape() noexcept
+cdef int stop_tape() except -1

@@ -1,13 +1,50 @@
-"""Writing tapes."""
+"""Writing tapes, and taking their steps."""
 
-from cpython.object cimport PyObject
+import weakref
+from enum import Enum
+from functools import partial
+from types import FunctionType
+
+import numpy as np
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_LITERAL, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
+    JM_ARRAY, JM_DICT, JM_KEY_ARRAY, JM_LIST, JM_LITERAL, JM_NONE, JM_REF, JM_TOKEN, JM_TRACER,
+    JM_TUPLE, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
 )
+from jaxmarshal._errors cimport propagate
+from jaxmarshal._call cimport StaticRule
+from jaxmarshal._jit_context cimport operation_context
+from jaxmarshal._jit_plans cimport JitPlans, plans_of_jitted
+from jaxmarshal._method cimport PyObject_Vectorcall
+from jaxmarshal._rules cimport (
+    BY_OTHERS, attributes_of, binds_as_jax_has_it, has_attributes, implementation_of, is_ordinary
+)
+from jaxmarshal._rules import put_in_place_of
+from jaxmarshal._stats cimport TRACE
+
+from jaxmarshal import _reference
+
+cdef extern from "jaxmarshal/compat.h":
+    ctypedef int (*getbufferproc)(PyObject*, Py_buffer*, int) noexcept
+    getbufferproc* jm_buffer_slot(PyTypeObject* cls) noexcept
 
 cdef extern from *:
     unsigned long PyThread_get_thread_ident() noexcept
+    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
+
+cdef extern from "jaxmarshal/containers.h":
+    PyObject** jm_tuple_items(object items) noexcept
+
+cdef object _jit_primitive = _reference.jit_primitive
+cdef object _custom_jvp_primitive = _reference.custom_jvp_primitive
+cdef object _key_type = _reference.PRNGKeyArray
+
+# Constants besides host data: they are what they are, whatever else happens.
+cdef tuple _constant_types = (
+    type(None), bool, int, float, complex, str, type, np.dtype, type(Ellipsis), Enum, frozenset,
+)
 
 
 cdef class Value:
@@ -15,66 +52,550 @@ cdef class Value:
         self.number = number
 
 
+cdef class Base:
+    def __cinit__(self, Value key):
+        self.key = key
+
+
+cdef class Key:
+    def __cinit__(self, impl, words):
+        self.impl = impl
+        self.words = words
+
+
+cdef class Nested:
+    def __cinit__(self, make, list items):
+        self.make = make
+        self.items = items
+
+
 cdef class Tape:
-    def __cinit__(self, source):
+    def __cinit__(self, list sources):
+        cdef int reason
         self.thread = PyThread_get_thread_ident()
+        self.context = operation_context(&reason)
+        self.broken = self.context is None
         self.steps = []
+        self.primitives = {}
         self.values = {}
+        self.functions = []
         self.alive = []
-        if source is not None:
+        for source in sources:
+            if id(source) in self.values:
+                self.broken = True    # it could be either
             _add(self, source)
 
 
 cdef int _add(Tape tape, object array) except -1:
-    tape.values[id(array)] = len(tape.alive)
+    cdef Value value = Value(len(tape.alive))
     tape.alive.append(array)
-    return 0
-
-
-cdef bint _add_argument(Tape tape, list kept, object arg) except -1:
-    """Keep an argument of a step. False where it cannot be said what it will be the next time."""
-    cdef int kind = jm_kind_of_type(&types, Py_TYPE(<PyObject*>arg))
-    if kind == JM_ARRAY:
-        number = tape.values.get(id(arg))
-        if number is None:
-            return False
-        kept.append(Value(number))
-        return True
-    kept.append(arg)
-    return jm_kind_is_host(kind) or kind == JM_LITERAL
-
-
-cdef int note(object function, PyObject** args, Py_ssize_t n, PyObject* result) except -1:
-    cdef Py_ssize_t i
-    cdef Tape tape = current
-    cdef list kept = []
-    if tape.broken or tape.thread != PyThread_get_thread_ident():
-        return 0
-    if jm_kind_of_type(&types, Py_TYPE(result)) != JM_ARRAY:
-        tape.broken = True
-    for i in range(n):
-        if tape.broken or not _add_argument(tape, kept, <object>args[i]):
+    if jm_kind_of_type(&types, Py_TYPE(<PyObject*>array)) == JM_KEY_ARRAY:
+        base = array._base_array
+        if id(base) in tape.values and not tape.steps:
             tape.broken = True
-            return 0
-    tape.steps.append((function, kept))
-    _add(tape, <object>result)
+        tape.values.setdefault(id(base), Base(value))
+    tape.values[id(array)] = value
     return 0
 
 
-cdef Tape start_tape(object source):
+# --- Describing ----------------------------------------------------------------------------------
+
+cdef object _unknown = object()    # what an object is that cannot be described
+
+
+cdef bint _is_constant(object arg, int kind) except -1:
+    """Is it something that JAX, or the caller, would hand on just so the next time?"""
+    cdef object cls = type(arg)
+    if kind == JM_TRACER or kind == JM_REF or kind == JM_TOKEN:
+        return False
+    if jm_kind_is_host(kind) or kind == JM_LITERAL or kind == JM_NONE:
+        return True
+    if isinstance(arg, _constant_types) or cls in _reference.value_tuples:
+        return True
+    if cls is FunctionType:
+        return (arg.__module__ or "").startswith("jax.") and arg.__closure__ is None
+    module = cls.__module__
+    return module == "jaxlib._jax" or module.startswith(("jax.", "jax._src."))
+
+
+def _make_dict(names, values):
+    return dict(zip(names, values))
+
+
+cdef object _make_tuple_of(object cls):
+    return cls._make if hasattr(cls, "_make") else cls
+
+
+cdef object _describe_items(Tape tape, object items):
+    """The descriptions of all, or None where one of them is unknown."""
+    described = [_describe(tape, item) for item in items]
+    return None if any([item is _unknown for item in described]) else described
+
+
+cdef bint _is_filled(object described) except -1:
+    return type(described) in (Value, Base, Key, Nested)
+
+
+cdef object _describe_container(Tape tape, object container, int kind):
+    cdef list items
+    if kind == JM_DICT:
+        items = _describe_items(tape, container.values())
+        if items is None:
+            return _unknown
+        names = tuple(container)
+        if not all([type(name) is str for name in names]):
+            return _unknown
+        return Nested(partial(_make_dict, names), items)
+    items = _describe_items(tape, container)
+    if items is None:
+        return _unknown
+    if type(container) is not list and not any([_is_filled(item) for item in items]):
+        return container
+    return Nested(list if type(container) is list else _make_tuple_of(type(container)), items)
+
+
+cdef object _describe_key(Tape tape, object key):
+    words = tape.values.get(id(key._base_array))
+    return _unknown if words is None else Key(key._impl, words)
+
+
+cdef object _describe(Tape tape, object arg):
+    """What it is: a constant, or something to be filled in; or `_unknown`."""
+    cdef int kind = jm_kind_of_type(&types, Py_TYPE(<PyObject*>arg))
+    known = tape.values.get(id(arg))
+    if known is not None:
+        return known
+    if kind == JM_ARRAY:
+        return _unknown
+    if kind == JM_KEY_ARRAY:
+        return _describe_key(tape, arg)
+    if kind == JM_LIST or kind == JM_TUPLE or kind == JM_DICT:
+        return _describe_container(tape, arg, kind)
+    if isinstance(arg, tuple) and hasattr(type(arg), "_make"):
+        return _describe_container(tape, arg, JM_TUPLE)
+    return arg if _is_constant(arg, kind) else _unknown
+
+
+cdef bint _holds_arrays_alone(object described) except -1:
+    if type(described) is Nested:
+        return all([_holds_arrays_alone(item) for item in (<Nested>described).items])
+    return type(described) is tuple and not described or _is_filled(described)
+
+
+cdef object describe_result(Tape tape, object result):
+    described = _describe(tape, result)
+    if described is _unknown or not _holds_arrays_alone(described):
+        return None
+    return described
+
+
+# --- Steps ---------------------------------------------------------------------------------------
+
+cdef bint _is_about(Tape tape) noexcept:
+    """Is what happens now a part of what the tape is about?"""
+    return not tape.broken and tape.thread == PyThread_get_thread_ident()
+
+
+cdef list _arrays_in(object result):
+    """The arrays of a result, or None where it has anything else in it."""
+    cdef int kind = jm_kind_of_type(&types, Py_TYPE(<PyObject*>result))
+    cdef list found = []
+    if kind == JM_ARRAY or kind == JM_KEY_ARRAY:
+        return [result]
+    if kind == JM_DICT:
+        result = list(result.values())
+    elif not isinstance(result, (list, tuple)):
+        return found if kind == JM_NONE else None
+    for item in result:
+        inner = _arrays_in(item)
+        if inner is None:
+            return None
+        found += inner
+    return found
+
+
+cdef int _note(
+    Tape tape, object function, PyObject** args, Py_ssize_t n, PyObject* names, object result
+) except -1:
+    cdef Step step = Step()
+    cdef Py_ssize_t i, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
+    cdef list described = [_describe(tape, <object>args[i]) for i in range(n + named)]
+    cdef list arrays = _arrays_in(result)
+    if arrays is None or any([item is _unknown for item in described]):
+        tape.broken = True
+        return 0
+    step.function = weakref.ref(function)
+    tape.functions.append(function)
+    step.args = tuple(described)
+    step.names = <object>names if named else None
+    step.first = len(tape.alive)
+    step.results = len(arrays)
+    tape.steps.append(step)
+    for array in arrays:
+        _add(tape, array)
+    return 0
+
+
+cdef void note(
+    object function, PyObject** args, Py_ssize_t n, PyObject* names, PyObject* result
+) noexcept:
+    cdef int reason
+    cdef Tape tape = current
+    if not _is_about(tape):
+        return
+    try:
+        # Under another configuration than that of the whole call, it would be another step.
+        if operation_context(&reason) is not tape.context:
+            tape.broken = True
+        else:
+            _note(tape, function, args, n, names, <object>result)
+    except Exception:
+        tape.broken = True
+
+
+cdef int _note_primitive(Tape tape, object prim) except -1:
+    cdef Context context
+    cdef int reason
+    if prim is _jit_primitive:
+        return 0    # of a jitted function that is called, and is a step
+    if prim is _custom_jvp_primitive:
+        return 0    # calls its function, outside of a trace
+    context = operation_context(&reason)
+    if context is None and reason == TRACE:
+        return 0    # within one that is traced
+    if context is not tape.context or not is_ordinary(prim) or not binds_as_jax_has_it(prim):
+        tape.broken = True
+        return 0
+    if id(prim) not in tape.primitives:
+        tape.primitives[id(prim)] = (prim, attributes_of(prim))
+    if tape.primitives[id(prim)][1] is None or implementation_of(prim) == BY_OTHERS:
+        tape.broken = True
+    return 0
+
+
+cdef void note_primitive(PyObject* prim) noexcept:
+    cdef Tape tape = current
+    if not _is_about(tape):
+        return
+    try:
+        _note_primitive(tape, <object>prim)
+    except Exception:
+        tape.broken = True
+
+
+cdef bint have_their_rules(list primitives) except -1:
+    for prim, attributes in primitives:
+        if not has_attributes(prim, attributes):
+            return False
+    return True
+
+
+# --- Reads ---------------------------------------------------------------------------------------
+
+cdef object _array_type = _reference.ArrayImpl
+cdef object _value_attribute = _reference.array_value
+cdef getbufferproc _get_buffer = NULL    # that of the reference's arrays, while there is a tape
+
+
+cdef void _note_read() noexcept:
+    """Somebody looks at the elements of an array: the next time, they may be others."""
+    if current is not None and current.thread == PyThread_get_thread_ident():
+        current.broken = True
+
+
+cdef int _noted_get_buffer(PyObject* array, Py_buffer* view, int flags) noexcept:
+    _note_read()
+    return _get_buffer(array, view, flags)
+
+
+def _noted_value(array):
+    """`ArrayImpl._value`, through which Python's conversions and `__array__` go."""
+    _note_read()
+    return _value_attribute.__get__(array)
+
+
+_noted_attribute = property(_noted_value)
+put_in_place_of(_value_attribute, _noted_attribute)
+
+
+cdef int _watch_reads(bint on) except -1:
+    """Hear of whoever looks at the elements of an array, or stop to."""
+    global _get_buffer
+    cdef getbufferproc* slot = jm_buffer_slot(<PyTypeObject*>_array_type)
+    if on:
+        _array_type._value = _noted_attribute
+        if slot != NULL and slot[0] != NULL:
+            _get_buffer = slot[0]
+            slot[0] = _noted_get_buffer
+        return 0
+    if slot != NULL and slot[0] == _noted_get_buffer:
+        slot[0] = _get_buffer
+    if vars(_array_type)["_value"] is _noted_attribute:
+        _array_type._value = _value_attribute
+    return 0
+
+
+cdef Tape start_tape(list sources):
     global current
-    current = Tape(source)
-    return current
+    cdef Tape tape = Tape(sources)
+    _watch_reads(True)
+    current = tape
+    return tape
 
 
-cdef void stop_tape() noexcept:
+cdef int stop_tape() except -1:
     global current
     current = None
+    return _watch_reads(False)
 
 
 cdef bint is_result_of(Tape tape, object result, object function, object arg) except -1:
-    number = tape.values.get(id(result))
-    if number is None:
+    cdef Step step
+    value = tape.values.get(id(result))
+    if tape.broken or type(value) is not Value:
         return False
-    called, args = tape.steps[number]
-    return called is function and len(args) == 1 and args[0] is arg
+    for step in tape.steps:
+        if step.first == (<Value>value).number:
+            return (
+                step.function() is function and step.names is None
+                and len(step.args) == 1 and step.args[0] is arg
+            )
+    return False
+
+
+# --- Taking steps --------------------------------------------------------------------------------
+
+cdef object fill(object described, PyObject** values):
+    cdef object cls = type(described)
+    if cls is Value:
+        return <object>values[(<Value>described).number]
+    if cls is Base:
+        return (<object>values[(<Base>described).key.number])._base_array
+    if cls is Key:
+        return _key_type((<Key>described).impl, fill((<Key>described).words, values))
+    if cls is Nested:
+        return (<Nested>described).make([fill(item, values) for item in (<Nested>described).items])
+    return described
+
+
+cdef int _keep_results(
+    Step step, PyObject* result, PyObject** values, Py_ssize_t* count
+) except -1:
+    """Takes the reference to the result."""
+    cdef object made = <object>result
+    if step.results == 1 and jm_kind_of_type(&types, Py_TYPE(result)) == JM_ARRAY:
+        values[count[0]] = result
+        count[0] += 1
+        return 0
+    Py_DECREF(made)
+    arrays = _arrays_in(made)
+    if arrays is None or len(arrays) != step.results:
+        raise RuntimeError("a step has other results than the last time")
+    for array in arrays:
+        Py_INCREF(array)
+        values[count[0]] = <PyObject*>array
+        count[0] += 1
+    return 0
+
+
+cdef int take_step(
+    Step step, PyObject* function, PyObject** values, Py_ssize_t* count
+) except -1:
+    cdef Py_ssize_t i, n = len(step.args)
+    cdef PyObject* args[MOST_ARGS]
+    cdef PyObject** constants = jm_tuple_items(step.args)
+    cdef PyObject* names = NULL
+    cdef PyObject* result
+    cdef tuple filled
+    if step.names is not None:
+        names = <PyObject*>step.names
+        n -= PyTuple_GET_SIZE(names)
+    if step.is_plain:
+        for i in range(len(step.args)):
+            args[i] = constants[i] if step.values[i] < 0 else values[step.values[i]]
+        result = PyObject_Vectorcall(function, args, n, names)
+    else:
+        filled = tuple([fill(arg, values) for arg in step.args])
+        result = PyObject_Vectorcall(function, jm_tuple_items(filled), n, names)
+    if result == NULL:
+        propagate()
+    return _keep_results(step, result, values, count)
+
+
+cdef int _make_plain(Step step) except -1:
+    """See whether its arguments need no description."""
+    cdef Py_ssize_t i
+    step.is_plain = len(step.args) <= MOST_ARGS
+    for i in range(len(step.args)):
+        arg = step.args[i]
+        if step.is_plain:
+            step.values[i] = (<Value>arg).number if type(arg) is Value else -1
+            step.is_plain = type(arg) is Value or not _is_filled(arg)
+    return 0
+
+
+cdef int _collect(object described, set needed) except -1:
+    """The numbers of the values in a description."""
+    cdef object cls = type(described)
+    if cls is Value:
+        needed.add((<Value>described).number)
+    elif cls is Base:
+        needed.add((<Base>described).key.number)
+    elif cls is Key:
+        _collect((<Key>described).words, needed)
+    elif cls is Nested:
+        for item in (<Nested>described).items:
+            _collect(item, needed)
+    return 0
+
+
+# --- What is the same every time -----------------------------------------------------------------
+
+cdef enum:
+    MOST_BYTES = 4096    # of an array that is kept
+
+
+cdef bint _has_values(object described) except -1:
+    """Does anything in it depend on the call?"""
+    if type(described) is Nested:
+        return any([_has_values(item) for item in (<Nested>described).items])
+    return _is_filled(described)
+
+
+cdef object _with_known(object described, dict known):
+    """A description with what is known, a constant or another Value, in the place of a number."""
+    cdef object cls = type(described)
+    if cls is Value:
+        return known.get((<Value>described).number, described)
+    if cls is Base:
+        key = _with_known((<Base>described).key, known)
+        return Base(key) if type(key) is Value else key._base_array
+    if cls is Key:
+        words = _with_known((<Key>described).words, known)
+        key = Key((<Key>described).impl, words)
+        return key if _is_filled(words) else fill(key, NULL)
+    if cls is Nested:
+        items = [_with_known(item, known) for item in (<Nested>described).items]
+        return Nested((<Nested>described).make, items)
+    return described
+
+
+cdef int fold_constants(Tape tape, object described) except -1:
+    cdef Step step
+    cdef set needed = set()
+    cdef dict constants = {}
+    _collect(described, needed)
+    for step in tape.steps:
+        step.args = tuple([_with_known(arg, constants) for arg in step.args])
+        numbers = range(step.first, step.first + step.results)
+        if any([_has_values(arg) for arg in step.args]) or not needed.isdisjoint(numbers):
+            continue
+        for number in numbers:
+            if tape.alive[number].size * tape.alive[number].dtype.itemsize <= MOST_BYTES:
+                constants[number] = tape.alive[number]
+    return 0
+
+
+cdef object _device_of(Tape tape, Step step):
+    """The one device that a step's arrays are on, or None."""
+    cdef set found = set()
+    for arg in (*step.args, *tape.alive[step.first:step.first + step.results]):
+        if type(arg) is Value:
+            arg = tape.alive[(<Value>arg).number]
+        if type(arg) is _array_type:
+            found.update(arg.devices())
+    return found.pop() if len(found) == 1 else None
+
+
+cdef object _on_device(object data, object device):
+    """An array of the very aval that a call gives to host data. Raises where that may warn."""
+    aval = _reference.abstractify(data)
+    with np.errstate(all="raise"):
+        data = np.asarray(data, aval.dtype)
+    return _reference.batched_device_put(
+        aval, _reference.SingleDeviceSharding(device), [data], [device], committed=False
+    )
+
+
+cdef bint _is_static(StaticRule rule, Step step, Py_ssize_t i) except -1:
+    """Is it an argument by whose value the step is compiled?"""
+    cdef Py_ssize_t by_position = len(step.args) - len(step.names or ())
+    if rule is None:
+        return False
+    if i >= by_position:
+        return step.names[i - by_position] in rule.names
+    return i in rule.numbers or i - by_position in rule.numbers
+
+
+def _same(function):
+    """What a weak reference would return, of a function that is kept."""
+    return function
+
+
+cdef int keep_functions(Tape tape) except -1:
+    cdef Step step
+    cdef Py_ssize_t i
+    for i in range(len(tape.steps)):
+        step = <Step>tape.steps[i]
+        if (<PyObject*>tape.functions[i]).ob_refcnt == 1:
+            step.function = partial(_same, tape.functions[i])
+    return 0
+
+
+cdef int prepare_constants(Tape tape) except -1:
+    cdef Step step
+    cdef JitPlans plans
+    for step in tape.steps:
+        plans = plans_of_jitted(step.function())
+        device = _device_of(tape, step)
+        if plans is not None and device is not None:
+            step.args = tuple([
+                arg if _is_static(plans.rule, step, i) else _prepared(arg, device)
+                for i, arg in enumerate(step.args)
+            ])
+    return 0
+
+
+cdef object _prepared(object arg, object device):
+    cdef int kind = jm_kind_of_type(&types, Py_TYPE(<PyObject*>arg))
+    if not jm_kind_is_host(kind) and kind != JM_LITERAL:
+        return arg
+    if getattr(arg, "nbytes", 0) > MOST_BYTES:
+        return arg
+    try:
+        return _on_device(arg, device)
+    except Exception:
+        return arg
+
+
+# --- Only what is needed -------------------------------------------------------------------------
+
+cdef Step _numbered_anew(Step step, dict values):
+    """The step with its values numbered anew; those of its results are added."""
+    cdef Step other = Step()
+    other.function = step.function
+    other.names = step.names
+    other.args = tuple([_with_known(arg, values) for arg in step.args])
+    other.first = len(values)
+    other.results = step.results
+    for number in range(step.first, step.first + step.results):
+        values[number] = Value(len(values))
+    _make_plain(other)
+    return other
+
+
+cdef tuple needed_steps(Tape tape, Py_ssize_t sources, object described):
+    cdef Step step
+    cdef set needed = set()
+    cdef list kept = []
+    cdef dict values = {number: Value(number) for number in range(sources)}
+    _collect(described, needed)
+    for step in reversed(tape.steps):
+        if not needed.isdisjoint(range(step.first, step.first + step.results)):
+            kept.append(step)
+            for arg in step.args:
+                _collect(arg, needed)
+    steps = [_numbered_anew(step, values) for step in reversed(kept)]
+    if len(values) > MOST_VALUES:
+        return None
+    return steps, _with_known(described, values)

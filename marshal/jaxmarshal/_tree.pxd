@@ -17,6 +17,12 @@ cdef enum Op:
     DICT_NODE    # n children; data: the keys in order, a list
     NAMED_NODE   # n children; data: the namedtuple type
     REGISTRY_NODE    # n leaves; data: the treedef of a tree that JAX's registry flattened
+    # These four are in trees of which some leaves are static, see `_filtered`.
+    STATIC_LEAF      # data: a StaticArgument
+    FIXED_NODE       # data: the one object that it can be
+    FIELDS_NODE      # n children; data: a FieldsNode
+    SPREAD_NODE      # n leaves, each a step; data: the treedef, as of a REGISTRY_NODE
+    GRAPH_NODE   # data: what a graph of live objects has to be, see `_match.match_graph`
 
 ctypedef struct Step:
     Op op
@@ -42,6 +48,9 @@ cdef void free_structure(Structure* structure) noexcept
 # Give what `source` owns to `target`, an initialised and empty structure; `source` is empty then.
 cdef void move_structure(Structure* target, Structure* source) noexcept
 
+# Have `target`, which is empty, be like `source`, but for what `match` has found out.
+cdef int copy_structure(Structure* target, Structure* source) except -1
+
 # What `flatten` returns for a tree that only JAX's registry can flatten; no `_stats.Reason`.
 cdef enum:
     NEEDS_REGISTRY = 1000
@@ -52,10 +61,22 @@ cdef enum:
 # Raises on exhausted memory or recursion.
 cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* table) except -1
 
-# The same through JAX's registry, for a tree or a part of one without prefix.
+# The keys in JAX's order, or None when they are not all str or all int: JAX's registry alone
+# flattens such a dict.
+cdef list sorted_keys(dict mapping)
+
+# The same as `flatten` through JAX's registry, for a tree or a part of one without prefix.
 # All leaves are appended, also those that are no arguments, for which a Reason is returned.
 # Raises what flatten functions of custom nodes raise, and that is what the reference would raise.
 cdef int flatten_by_registry(object obj, Structure* structure, jm_table* table) except -1
+
+# Append a step, which takes a reference of its own to `data`; or one more leaf.
+cdef int add_step(Structure* structure, Op op, Py_ssize_t n, PyObject* data) except -1
+cdef int add_leaf(Structure* structure) except -1
+
+# Append a node of a treedef, given its class and data, whose `n` children follow. 0 if it is of a
+# kind that only JAX can build.
+cdef bint add_container(object node, Py_ssize_t n, Structure* structure) except -1
 
 # Record the nodes of a treedef in an empty `structure`. 0 if one of them is of a kind that only JAX
 # can build; the structure is then half recorded.

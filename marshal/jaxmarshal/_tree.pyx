@@ -14,7 +14,10 @@ from jaxmarshal._classify cimport (
     jm_kind_of_type, kind_of_unknown, types
 )
 from jaxmarshal._counters cimport counters, jm_counters
-from jaxmarshal._stats cimport HIT, TREE, reason_of_kind
+from jaxmarshal._fields cimport FieldsNode, make_instance
+from jaxmarshal._records cimport is_target
+from jaxmarshal._static cimport StaticArgument
+from jaxmarshal._stats cimport HIT, TREE, call_aside, reason_of_kind
 
 from jaxmarshal import _reference
 
@@ -85,8 +88,7 @@ cdef int _grow(Structure* structure) except -1:
     return 0
 
 
-cdef inline int _add(Structure* structure, Op op, Py_ssize_t n, PyObject* data) except -1:
-    """Append a step; takes a reference of its own to `data`."""
+cdef int add_step(Structure* structure, Op op, Py_ssize_t n, PyObject* data) except -1:
     cdef Step* step
     if structure.count == structure.capacity:
         _grow(structure)
@@ -101,14 +103,21 @@ cdef inline int _add(Structure* structure, Op op, Py_ssize_t n, PyObject* data) 
     return 0
 
 
-cdef inline int _add_leaf(Structure* structure) except -1:
+cdef int copy_structure(Structure* target, Structure* source) except -1:
+    cdef Py_ssize_t i
+    for i in range(source.count):
+        add_step(target, source.steps[i].op, source.steps[i].n, source.steps[i].data)
+    return 0
+
+
+cdef int add_leaf(Structure* structure) except -1:
     cdef Step* last
     if structure.count:
         last = &structure.steps[structure.count - 1]
         if last.op == LEAVES:
             last.n += 1
             return 0
-    return _add(structure, LEAVES, 1, NULL)
+    return add_step(structure, LEAVES, 1, NULL)
 
 
 cdef inline int _prefix_kind(PyObject* prefix) noexcept:
@@ -127,6 +136,14 @@ cdef inline bint _is_prefix_leaf(PyObject* prefix) noexcept:
     return not (kind >= JM_LIST or PyTuple_Check(<object>prefix))
 
 
+cdef inline bint _stands_for_nothing(PyObject* prefix) noexcept:
+    """May this part of a prefix tree stand for no leaves at all? Then nobody looks at it again.
+
+    What is no plain target may be a node of JAX's registry, of which the reference knows the error.
+    """
+    return prefix == NULL or _prefix_kind(prefix) == JM_NONE or is_target(<object>prefix)
+
+
 cdef inline PyObject* _child(PyObject* prefix, bint broadcast, Py_ssize_t i, bint is_list) noexcept:
     if broadcast:
         return prefix
@@ -140,8 +157,7 @@ cdef inline object _hold(PyObject* prefix):
     return None if prefix == NULL else <object>prefix
 
 
-cdef list _sorted_keys(dict mapping):
-    """The keys in JAX's order, or None when they are not all str or all int."""
+cdef list sorted_keys(dict mapping):
     cdef Py_ssize_t i
     cdef bint text = False, number = False, sort = False
     cdef list keys = PyDict_Keys(mapping)
@@ -173,7 +189,9 @@ cdef int _flatten_list(
         _prefix_kind(prefix) != JM_LIST or PyList_GET_SIZE(<object>prefix) != n
     ):
         return TREE
-    _add(structure, LIST_NODE, n, NULL)
+    if n == 0 and broadcast and not _stands_for_nothing(prefix):
+        return TREE
+    add_step(structure, LIST_NODE, n, NULL)
     for i in range(n):
         # Another thread may have changed either list.
         if PyList_GET_SIZE(items) != n or not (broadcast or PyList_GET_SIZE(held) == n):
@@ -197,7 +215,9 @@ cdef int _flatten_tuple(
         type(<object>prefix) is not type(items) or PyTuple_GET_SIZE(<object>prefix) != n
     ):
         return TREE
-    _add(structure, op, n, data)
+    if n == 0 and broadcast and not _stands_for_nothing(prefix):
+        return TREE
+    add_step(structure, op, n, data)
     for i in range(n):
         reason = flatten(
             <object>PyTuple_GET_ITEM(items, i), _child(prefix, broadcast, i, False), structure,
@@ -217,14 +237,16 @@ cdef int _flatten_dict(
     cdef bint broadcast = _is_prefix_leaf(prefix)
     cdef int reason
     cdef object _held = _hold(prefix)
-    cdef list keys = _sorted_keys(mapping)
+    cdef list keys = sorted_keys(mapping)
     if keys is None:
         return NEEDS_REGISTRY if broadcast else TREE
     if not broadcast and (
         _prefix_kind(prefix) != JM_DICT or PyDict_Size(<object>prefix) != PyList_GET_SIZE(keys)
     ):
         return TREE
-    _add(structure, DICT_NODE, PyList_GET_SIZE(keys), <PyObject*>keys)
+    if broadcast and PyList_GET_SIZE(keys) == 0 and not _stands_for_nothing(prefix):
+        return TREE
+    add_step(structure, DICT_NODE, PyList_GET_SIZE(keys), <PyObject*>keys)
     for i in range(PyList_GET_SIZE(keys)):
         key = <object>PyList_GET_ITEM(keys, i)
         value = PyDict_GetItemWithError(mapping, key)
@@ -241,8 +263,8 @@ cdef int _flatten_dict(
 cdef int flatten_by_registry(object obj, Structure* structure, jm_table* table) except -1:
     cdef int kind, reason = HIT
     cdef list leaves
-    leaves, treedef = _flatten_with_registry(obj)
-    _add(structure, REGISTRY_NODE, PyList_GET_SIZE(leaves), <PyObject*>treedef)
+    leaves, treedef = call_aside(_flatten_with_registry, obj)
+    add_step(structure, REGISTRY_NODE, PyList_GET_SIZE(leaves), <PyObject*>treedef)
     for leaf in leaves:
         kind = classify(<PyObject*>leaf)
         if kind == JM_OTHER:
@@ -280,12 +302,12 @@ cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* t
         if not _is_prefix_leaf(prefix):
             return TREE
         push_argument(table, obj, kind, prefix)
-        return _add_leaf(structure)
+        return add_leaf(structure)
     if kind == JM_NONE:
         # A prefix below None has to be None or a leaf; the reference knows the error.
-        if not _is_prefix_leaf(prefix):
+        if not _stands_for_nothing(prefix):
             return TREE
-        return _add(structure, NONE_NODE, 0, NULL)
+        return add_step(structure, NONE_NODE, 0, NULL)
     if kind != JM_OTHER and kind < JM_NONE:
         return reason_of_kind(kind)
     jm_enter_recursive_call(" while flattening a pytree")
@@ -300,15 +322,10 @@ cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* t
 
 # --- Rebuilding ----------------------------------------------------------------------------------
 
-cdef bint record_treedef(object treedef, Structure* structure) except -1:
+cdef bint add_container(object node, Py_ssize_t n, Structure* structure) except -1:
     cdef PyObject* data = NULL
     cdef Op op
-    node = treedef.node_data()
-    if node is None:
-        _add_leaf(structure)
-        return True
     cls, keys = node
-    children = treedef.children()
     if cls is list:
         op = LIST_NODE
     elif cls is tuple:
@@ -326,7 +343,18 @@ cdef bint record_treedef(object treedef, Structure* structure) except -1:
         data = <PyObject*>cls
     else:
         return False
-    _add(structure, op, len(children), data)
+    add_step(structure, op, n, data)
+    return True
+
+
+cdef bint record_treedef(object treedef, Structure* structure) except -1:
+    node = treedef.node_data()
+    if node is None:
+        add_leaf(structure)
+        return True
+    children = treedef.children()
+    if not add_container(node, len(children), structure):
+        return False
     return all([record_treedef(child, structure) for child in children])
 
 
@@ -357,6 +385,10 @@ cdef object _build(Cursor* cursor):
         return _take(cursor)
     if step.op == NONE_NODE:
         return None
+    if step.op == STATIC_LEAF:
+        return (<StaticArgument>step.data).value
+    if step.op == FIXED_NODE:
+        return <object>step.data
     if step.op == LIST_NODE:
         node = PyList_New(step.n)
         for i in range(step.n):
@@ -378,6 +410,8 @@ cdef object _build(Cursor* cursor):
         PyTuple_SET_ITEM(node, i, child)
     if step.op == NAMED_NODE:
         return (<object>step.data)(*node)
+    if step.op == FIELDS_NODE:
+        return make_instance(<FieldsNode>step.data, <tuple>node)
     return node
 
 

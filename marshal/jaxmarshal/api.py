@@ -6,13 +6,23 @@ Each function has the signature, the defaults and the documentation of the insta
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import MethodType
 from typing import Any, TypeVar
 
-from jaxmarshal import _context, _device_put, _jit, _reference, _replay, _shard_args, _stats
+from jaxmarshal import (
+    _context,
+    _device_put,
+    _jit,
+    _method,
+    _reference,
+    _shard_args,
+    _stats,
+)
 
-__all__ = ["clear", "device_put", "get_include", "jit", "reset_stats", "stats"]
+__all__ = ["clear", "device_put", "exclude", "get_include", "jit", "reset_stats", "stats"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -42,17 +52,17 @@ def _accepts(function: Any, reference: Callable[..., Any]) -> bool:
     return ours == theirs
 
 
-def _choose(function: Any, reference: Any, name: str, module: str = __name__) -> Any:
+def _choose(function: Any, reference: Any, name: str, home: str | None = None) -> Any:
     """The accelerated function, or the reference where a later JAX gave it other parameters."""
     if reference is None:    # the entry point is inactive then
         return None
     if not _accepts(function, reference):
         _reference.missing[name] = "it has parameters that jaxmarshal does not know"
         return reference
-    return _dress(function, reference, name, module)
+    return _method.in_place_of(reference, function, home)
 
 
-device_put = _choose(_device_put.device_put, _reference.device_put, "device_put", "jaxmarshal")
+device_put = _choose(_device_put.device_put, _reference.device_put, "device_put", "device_put")
 """`jax.device_put`, accelerated, without `install()`.
 
 Signature, defaults, documentation, results and errors are those of the installed JAX's.
@@ -62,16 +72,54 @@ batched_device_put = _choose(
     _shard_args.batched_device_put, _reference.pxla_batched_device_put, "batched_device_put"
 )
 
-# It hands every argument on.
-jit: Any = _dress(_jit.jit, _reference.jit, "jit", "jaxmarshal")
-zeros, ones, full = (
-    _choose(getattr(_replay, name), reference, name, "jax.numpy")
-    for name, reference in (
-        ("zeros", _reference.jnp_zeros),
-        ("ones", _reference.jnp_ones),
-        ("full", _reference.jnp_full),
-    )
-)
+
+
+def _jit_or_packing(*args: Any, pack_host: bool = False, **kwargs: Any) -> Any:
+    """It hands every argument on, but for the one that JAX does not have."""
+    if pack_host and len(args) < 2:    # with more, JAX says what is wrong
+        from jaxmarshal.packing._jit import HostJit  # most programs do not ask for it
+
+        if not args:
+            return lambda function: HostJit(function, _jit.jit, kwargs)
+        return HostJit(args[0], _jit.jit, kwargs)
+    if kwargs.get("device") is None and kwargs.get("backend") is None:
+        return _jit.jit(*args, **kwargs)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = _jit.jit(*args, **kwargs)
+    for warning in caught:    # as from whoever called, who is a frame further away than in JAX
+        warnings.warn(warning.message, warning.category, stacklevel=2)
+    return made
+
+
+jit: Any = _dress(_jit_or_packing, _reference.jit, "jit", "jaxmarshal")
+
+
+def exclude(function: Function) -> Function:
+    """Leave one jitted function to JAX for as long as it lives: none of its calls is accelerated.
+
+    Use it as a decorator above `@jax.jit`, before or after `install()`. It does not affect other
+    functions, even if `jax.jit` made them from the same one.
+
+    Args:
+      function: what `jax.jit` returned, or a method of such a function.
+
+    Returns:
+      The function itself.
+
+    Raises:
+      TypeError: it is not a jitted function.
+    """
+    jitted = function.__func__ if isinstance(function, MethodType) else function
+    if not _jit.is_jitted(jitted):
+        if _reference.PjitFunction is None and callable(function):
+            return function    # nothing is accelerated with this JAX
+        raise TypeError(
+            f"exclude takes a function that jax.jit returned, not {type(function).__name__}; as a "
+            "decorator it stands above @jax.jit"
+        )
+    _jit.exclude(jitted)
+    return function
 
 
 def stats() -> dict[str, dict[str, Any]]:
@@ -86,7 +134,7 @@ def stats() -> dict[str, dict[str, Any]]:
 
 
 def reset_stats() -> None:
-    """Set all counts of `stats()` to zero. Nothing that was recorded is dropped."""
+    """Set all counts of `stats()` to zero. All records stay."""
     _stats.reset()
 
 

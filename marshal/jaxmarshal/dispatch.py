@@ -13,22 +13,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxmarshal import _install, _reference
+from jaxmarshal import _install, _reference, _rules
 
 # These belong to other parts of JAX, where `install()` puts them.
 _ELSEWHERE = {
     "device_put", "jit", "bind", "asarray", "array", "zeros", "ones", "full", "getitem",
+    "functions",
 }  # fmt: skip
 _ACCELERATED = {
-    entry.name: entry.accelerated if entry.active else entry.original
+    entry.name: entry
     for entry in _install.ENTRY_POINTS
     if entry.original is not None and entry.name not in _ELSEWHERE
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ACCELERATED:
-        return _ACCELERATED[name]
+    entry = _ACCELERATED.get(name)
+    if entry is not None:
+        now = getattr(_reference.dispatch, name, entry.original)
+        if _rules.is_untouched_or_ours(entry.original, now):
+            return entry.accelerated if entry.active else entry.original
     try:
         return getattr(_reference.dispatch, name)
     except AttributeError:

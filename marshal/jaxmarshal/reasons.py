@@ -37,8 +37,8 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "not_recorded",
-        "Nothing was recorded yet for such a call: its function, the kinds, dtypes, shapes and "
-        "targets of its arguments, and JAX's configuration.",
+        "jaxmarshal has not recorded such a call yet: this function, with these kinds, dtypes, "
+        "shapes and targets of arguments, under this configuration of JAX.",
         "Nothing: the next such call is fast. Where call after call misses, pad to a few shapes, "
         "and use numeric dtypes in native byte order.",
         "`device_put(np.zeros(3))`, the first time",
@@ -46,9 +46,9 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "options",
-        "The call has an option or an argument that only the reference handles: src=, donate=, "
-        "may_alias=False; dtype= of jnp.asarray, and what is no host data there.",
-        "Leave them out where they are not needed.",
+        "The call has an option or an argument that only the reference handles, such as src=, "
+        "donate= or may_alias=False.",
+        "Leave it out where you do not need it.",
         "`device_put(x, may_alias=False)`",
     ),
     Reason(
@@ -62,8 +62,8 @@ REASONS: tuple[Reason, ...] = (
         "context",
         "Several processes take part, and the call is not one of a compiled function with arrays "
         "only; or names of mapped axes are bound outside of a trace.",
-        "Where several processes take part, pass arrays that are in place to functions compiled "
-        "ahead of time (see docs/distributed.md); else nothing.",
+        "With several processes, pass arrays that are in place to compiled functions (see "
+        "docs/distributed.md); else nothing.",
         "`device_put(x)` after `jax.distributed.initialize()`",
     ),
     Reason(
@@ -81,40 +81,41 @@ REASONS: tuple[Reason, ...] = (
     Reason(
         "hook",
         "A post-hook is set, for instance by jax.debug_nans, which looks at all results.",
-        "Switch debug_nans and debug_infs off where speed matters.",
+        "Turn debug_nans and debug_infs off where speed matters.",
         "`compiled(x)` under `jax.debug_nans(True)`",
     ),
     Reason(
         "listener",
-        "JAX's internal test events are being listened to.",
+        "Something listens to JAX's internal test events.",
         "Nothing: only JAX's own tests do that.",
         "`device_put(x)` in JAX's test suite",
     ),
     Reason(
         "target",
-        "The target is not None, a Device, a SingleDeviceSharding or a NamedSharding; or it is a "
-        "Device, and an array lies on several devices, on another platform or in other memory.",
+        "The target is neither None nor a Device, SingleDeviceSharding or NamedSharding; or it is "
+        "a Device, and an array lies on several devices, on another platform or in other memory.",
         "Pass a sharding as the target, for example NamedSharding(mesh, spec) instead of a "
         "PartitionSpec.",
         "`device_put(x, PartitionSpec('x'))` under a mesh",
     ),
     Reason(
         "tree",
-        "The tree of arguments, or of targets, is one that only the reference handles, or not the "
-        "one the function was compiled for.",
-        "Where targets are a tree, let both be builtin containers of the same structure, with str "
-        "or int keys; pass a compiled function the structure it was lowered with.",
+        "Only the reference handles this tree of arguments or targets, or the function was "
+        "compiled for another one.",
+        "If targets are a tree, let both be builtin containers of the same structure, with str or "
+        "int keys; pass a compiled function the structure it was lowered with.",
         "`device_put([x, y], [device])`",
     ),
     Reason(
         "unknown_type",
-        "An argument's exact type is not known to JAX as an array or scalar; subclasses are not.",
+        "JAX does not know an argument's exact type as an array or scalar; a subclass of one "
+        "counts as unknown.",
         "Convert it to numpy.ndarray, jax.Array or a Python scalar.",
         "`device_put(np.ma.masked_array([1.0]))`",
     ),
     Reason(
         "tracer",
-        "An argument is a tracer, and no trace is in progress: it has leaked out of one.",
+        "An argument is a tracer, and no trace is in progress: it leaked out of one.",
         "Return the value from the traced function instead of storing it elsewhere.",
         "`device_put(x)`, where a function under `jax.jit` has stored `x` outside of itself",
     ),
@@ -126,9 +127,9 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "key_array",
-        "An argument is a typed PRNG key array: device_put and shard_args leave those to the "
-        "reference, compiled functions only under jax.debug_key_reuse.",
-        "Nothing for a few keys. Keys need no device_put to be passed to a compiled function.",
+        "An argument is a typed PRNG key array. device_put and shard_args leave those to the "
+        "reference; compiled functions do so only under jax.debug_key_reuse.",
+        "Nothing for a few keys. A compiled function takes keys without a device_put.",
         "`device_put(jax.random.key(0))`",
     ),
     Reason(
@@ -139,21 +140,21 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "literal",
-        "An argument is a literal, as they stand in jaxprs.",
-        "Convert it: numpy.asarray(x).",
+        "An argument is a constant of JAX's own, as in a jaxpr.",
+        "Nothing where JAX's own code passes it; else convert it: numpy.asarray(x).",
         "`device_put(literal.val)`, with a literal that was found in a jaxpr",
     ),
     Reason(
         "executable",
-        "The executable has effects, callbacks, mutable references, constants of its own that "
-        "it does not use, or a custom data layout.",
+        "The executable has effects, callbacks, mutable references, a custom data layout, or "
+        "constants of its own that it does not use.",
         "Leave jax.debug.print and callbacks out where speed matters; else nothing.",
         "`compiled(x)`, where the function calls `jax.debug.print`",
     ),
     Reason(
         "aval",
-        "An argument's shape, dtype or weak type is not the recorded one, or a key's "
-        "implementation is not.",
+        "An argument's shape, dtype or weak type, or a key's implementation, is not the recorded "
+        "one.",
         "Pass the same kind of argument each time; jnp.asarray(x, dtype) removes weak types.",
         "`compiled(jnp.ones(4))`, where it was called with `jnp.ones(3)`",
     ),
@@ -172,53 +173,160 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "layout",
-        "An argument's data are not in the default layout, or it cannot be told.",
+        "An argument's data are not in the default layout, or nothing tells whether they are.",
         "jnp.copy(x) gives an array in the default layout.",
         "`compiled(jax.dlpack.from_dlpack(a.T))`",
     ),
     Reason(
         "deleted",
         "An array was deleted or donated.",
-        "Do not use an array after it was donated.",
+        "Do not use an array after you donate it.",
         "`x.delete(); device_put(x)`",
     ),
     Reason(
         "dtype",
-        "An array's dtype is one that only the reference handles.",
+        "Only the reference handles the dtype of an array.",
         "Use a numeric dtype.",
         "`device_put(x)`, where `x` is a `jax.Array` of strings",
     ),
     Reason(
         "value",
-        "Converting the value to JAX's dtype may warn or fail, or the array has more than 16384 "
-        "64-bit elements.",
+        "Converting the value to JAX's dtype may warn or fail, the array has more than 16384 "
+        "64-bit elements, or JAX's cache of converted arrays has another one for it.",
         "Convert to the 32-bit dtype first: x.astype(numpy.float32).",
         "`device_put(1e300)`",
     ),
     Reason(
         "host_leaves",
-        "Too many arguments of a compiled call are host data, which jaxlib's own C++ call places "
-        "at less cost than any call from outside.",
-        "Nothing; or place with jax.device_put what is passed more than once.",
-        "`compiled(np.ones(3))`, with fewer than 20 arrays beside it",
+        "Too many arguments of a compiled call are host data. jaxlib's own C++ call places them "
+        "at less cost than any call from outside could.",
+        "Nothing; or place what you pass more than once with jax.device_put.",
+        "`compiled(np.ones(3))`, with fewer than 13 arrays beside it",
     ),
     Reason(
         "no_backend",
-        "No backend is initialised yet: the reference does that.",
+        "No backend is initialised yet, and the reference does that.",
         "Nothing: it is the first call of the program.",
         "`device_put(x)`, as the first use of JAX",
         ordinary=True,
     ),
+    Reason(
+        "replaced",
+        "Something replaced a function, method or table of JAX that the fast path skips, as "
+        "`mock.patch` does.",
+        "Nothing while you mean it: JAX calls the replacement. Put the original back afterwards.",
+        "`lax.neg(x)`, with `jax._src.core.EvalTrace.process_primitive` replaced",
+    ),
+    Reason(
+        "object_layout",
+        "jaxmarshal cannot read the words of the arguments from the arrays: "
+        "JAXMARSHAL_OBJECT_LAYOUT is off, or calibration did not find them, or not on this "
+        "backend. To ask each array's attributes would take longer than the call.",
+        "See `python -m jaxmarshal doctor` for which word is missing and why.",
+        "`compiled(x)` with JAXMARSHAL_OBJECT_LAYOUT=off",
+    ),
 )
+
+#: The entry points that programs call, and how they write such a call.
+PUBLIC: dict[str, str] = {
+    "jit": "jitted functions",
+    "equinox_filter_jit": "equinox.filter_jit",
+    "compiled_call": "compiled ahead of time",
+    "device_put": "jax.device_put",
+    "asarray": "jnp.asarray",
+    "array": "jnp.array",
+    "zeros": "jnp.zeros",
+    "ones": "jnp.ones",
+    "full": "jnp.full",
+    "getitem": "x[...]",
+    "functions": "functions of jax.numpy, jax.nn, jax.lax and jax.random",
+    "bind": "single operations",
+    "nnx_jit": "nnx.jit",
+}
+
+#: By entry point, "" for all others: the reasons of calls that are made while JAX traces. What an
+#: operation is given then is a tracer, of whatever type.
+TRACING: dict[str, tuple[str, ...]] = {
+    "": ("trace", "tracer"),
+    "bind": ("trace", "tracer", "unknown_type"),
+}
+
+_BY_NAME = {reason.name: reason for reason in REASONS}
+
+#: Where a reason means something else at one entry point: (its name, the reason) -> the reason.
+_SPECIAL: dict[tuple[str, str], Reason] = {
+    ("jit", "literal"): _BY_NAME["literal"]._replace(
+        meaning="JAX's own code, such as that of jnp.zeros or grad, passes a number to a jitted "
+        "function.",
+        advice="Nothing: a step of the program that is jitted as a whole makes no such calls.",
+        ordinary=True,
+    ),
+    ("nnx_jit", "not_recorded"): _BY_NAME["not_recorded"]._replace(
+        meaning="Nothing was recorded yet for such modules: their classes, attributes, variables "
+        "and what they share; or the function changes more of them than values.",
+        advice="Nothing: the next such call is fast. Where call after call misses, create "
+        "variables and set static attributes outside of the function.",
+    ),
+    ("nnx_jit", "options"): _BY_NAME["options"]._replace(
+        meaning="The function was made with in_shardings=, or is called through cached_partial.",
+        advice="Leave cached_partial out: nnx.jit alone is faster with jaxmarshal.",
+    ),
+    ("getitem", "options"): _BY_NAME["options"]._replace(
+        meaning="The index holds something else than Python integers, slices, `...`, None and "
+        "jax.Arrays.",
+        advice="Index with these where you can, or move the line into a jitted function.",
+    ),
+    ("functions", "options"): _BY_NAME["options"]._replace(
+        meaning="An argument is something else than an array, a key, a plain value or a dtype, or "
+        "a list or tuple of those: a numpy array, a function, a sharding, a long list.",
+        advice="Nothing for a few of them; else move the lines into a jitted function.",
+        ordinary=True,
+    ),
+    ("functions", "literal"): _BY_NAME["literal"]._replace(ordinary=True),
+    ("asarray", "options"): _BY_NAME["options"]._replace(
+        meaning="jnp.asarray got dtype= or another option together with a numpy array, a long "
+        "list, or an object of another type.",
+        advice="Convert the numpy array first: jnp.asarray(x.astype(dtype)); make long lists "
+        "numpy arrays.",
+    ),
+    ("array", "options"): _BY_NAME["options"]._replace(
+        meaning="jnp.array got dtype= or another option together with a numpy array, a long list, "
+        "or an object of another type.",
+        advice="Convert the numpy array first: jnp.array(x.astype(dtype)); make long lists numpy "
+        "arrays.",
+    ),
+    ("bind", "options"): _BY_NAME["options"]._replace(
+        meaning="The operation has parameters, such as those of jit and grad, that only JAX "
+        "handles.",
+        advice="Nothing for a few of them; else move the lines into a jitted function.",
+        ordinary=True,
+    ),
+    ("bind", "unknown_type"): _BY_NAME["unknown_type"]._replace(
+        meaning="An operation got a tracer, because JAX was tracing, or an argument whose exact "
+        "type is not known to JAX.",
+        advice="Nothing while JAX traces; else convert it to numpy.ndarray or jax.Array.",
+        ordinary=True,
+    ),
+}
+
+
+def reason_for(entry_point: str, name: str) -> Reason:
+    """The reason with this name, in the words that fit the entry point."""
+    return _SPECIAL.get((entry_point, name), _BY_NAME[name])
+
 
 _PAGE = """\
 # Why a call went to JAX itself
 
-Whatever jaxmarshal does not recognise is performed by JAX, the *reference*: results are the same,
-the call is only not faster. `jaxmarshal.stats()` counts such misses by the names below,
-`jaxmarshal.explain(f, *args)` says which one a call would have, and for which argument, and the
-logger `jaxmarshal` has one line on the first miss of each kind: at INFO, or at DEBUG where such
-misses are ordinary (marked *).
+JAX, the *reference*, makes every call that jaxmarshal does not recognise. The result is the same;
+the call is only not faster. There are four ways to find out why:
+
+- `jaxmarshal.report()` shows the most frequent reasons;
+- `jaxmarshal.stats()` counts all of them by the names below;
+- `jaxmarshal.explain(f, *args)` says which one a call would have, and for which argument;
+- the logger `jaxmarshal` writes one line on the first miss of each kind: at INFO, or at DEBUG where
+  nobody has to act on it. That is so for ordinary misses (marked *), while JAX traces, and inside
+  of JAX.
 
 <!-- Made from reasons.py, whose docstring says how; do not edit. -->
 """

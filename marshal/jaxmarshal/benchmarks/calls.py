@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -162,6 +163,22 @@ def _jit(kind: str, tree: str, count: int, spread: bool = False) -> Sides:
     return _both(_first_plus_one, (argument,), kind.startswith("arrays"))
 
 
+def _shapes_in_turns(count: int) -> Sides:
+    """As many signatures, one after the other."""
+    lists = [[jax.device_put(np.zeros(n, np.float32))] for n in range(1, count + 1)]
+
+    def first(xs: Any) -> Any:    # the same of each
+        return xs[0][0]
+
+    def loop(function: Callable[[Any], Any]) -> Call:
+        for xs in lists * 2:
+            function(xs)
+        turns = itertools.cycle(lists)
+        return lambda: function(next(turns))
+
+    return Sides(loop(jax.jit(first)), loop(jaxmarshal.jit(partial(first))))
+
+
 def _positional(count: int) -> Sides:
     return _both(lambda *xs: xs[0] + 1, tuple(inputs.leaves("arrays", count)))
 
@@ -205,6 +222,22 @@ def _fed_back(count: int) -> Sides:
     )
 
 
+def _array_and_scalars(values: tuple[float, ...]) -> Sides:
+    """One array and one of the values, in turns."""
+    x = jax.device_put(np.arange(8, dtype=np.float32))
+
+    def function(x: Any, scale: Any) -> Any:
+        return x * scale
+
+    plain, ours = jax.jit(function), jaxmarshal.jit(partial(function))
+
+    def calls(call: Callable[..., Any]) -> Callable[[], Any]:
+        turns = itertools.cycle(values)
+        return lambda: call(x, next(turns))
+
+    return Sides(calls(plain), calls(ours))
+
+
 def jit_cases() -> Iterator[Case]:
     """Jitted functions, over jaxlib's C++."""
     bars: dict[int, tuple[float | None, float | None]] = {
@@ -221,12 +254,34 @@ def jit_cases() -> Iterator[Case]:
         "100 arrays by position", "jit", partial(_positional, 100), leaves=100,
         least_speedup=1.8, most_over_floor=1.2,
     )  # fmt: skip
-    for kind in ("numpy", "scalars", "mixed"):
+    for name, values, hits in (
+        ("an array and a scalar", (0.5,), True),
+        ("an array and a scalar that changes", (0.5, 1.5, 2.5), False),
+    ):
+        yield Case(
+            name, "jit", partial(_array_and_scalars, values), leaves=2,
+            least_speedup=1 / 1.03, hits=hits,
+        )  # fmt: skip
+    for count in (4, 100):
+        yield Case(
+            f"list of {count} scalars", "jit", partial(_jit, "scalars", "list", count),
+            leaves=count, series="list of scalars", least_speedup=1.0,
+        )  # fmt: skip
+    for kind in ("numpy", "mixed"):
         for count in (4, 100):
             yield Case(
                 f"list of {count} {kind}, left to C++", "jit", partial(_jit, kind, "list", count),
                 leaves=count, series=f"list of {kind}", least_speedup=1 / 1.02, hits=False,
             )  # fmt: skip
+    yield Case(
+        "list of 10 arrays and a numpy, left to C++", "jit",
+        partial(_jit, "arrays and a numpy", "list", 11), leaves=11, least_speedup=1 / 1.02,
+        hits=False,
+    )  # fmt: skip
+    yield Case(
+        "list of 1 arrays, 100 shapes in turns", "jit", partial(_shapes_in_turns, 100),
+        least_speedup=1.0,
+    )  # fmt: skip
     for tree in ("dict", "model", "custom"):
         bar = (1.9, 1.35) if tree == "model" else (None, None)
         yield Case(

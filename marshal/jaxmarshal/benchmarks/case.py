@@ -61,6 +61,8 @@ class Case:
       most_over_floor: jaxmarshal / floor may be at most this, or None.
       hits: does the call take the fast path? A refused call has to miss. None where the entry
         point is not on its way, and has to see nothing of it.
+      watched: is it asserted which path the call takes? Not where a call is there for what it is,
+        whatever happens to it.
       quick: is it part of the quick selection?
     """
 
@@ -73,6 +75,7 @@ class Case:
     least_speedup: float | None = None
     most_over_floor: float | None = None
     hits: bool | None = True
+    watched: bool = True
     quick: bool = False
 
     @property

@@ -31,11 +31,14 @@ def check_path(case: Case, sides: Sides) -> None:
         with sides.around("jaxmarshal"):
             sides.jaxmarshal()
     before = stats()[case.entry]
-    with sides.around("jaxmarshal"):
-        for _ in range(5):
+    for _ in range(5):
+        sides.reference()    # in step: some cases give another value in each turn
+        with sides.around("jaxmarshal"):
             sides.jaxmarshal()
     after = stats()[case.entry]
     gained = (after["hits"] - before["hits"], after["misses"] - before["misses"])
+    if not case.watched:
+        return
     expected = {True: (5, 0), False: (0, 5), None: (0, 0)}[case.hits]
     if gained != expected:
         raise WrongPath(f"{case.name}: {gained} hits and misses in 5 calls, not {expected}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from jaxmarshal.benchmarks import calls, compat, eager, transfers
+from jaxmarshal.benchmarks import calls, compat, eager, packed, survey, transfers
 from jaxmarshal.benchmarks.case import Case
 
 GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
@@ -17,6 +17,8 @@ GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     "eager": eager.eager_cases,
     "asarray": eager.asarray_cases,
     "dispatch_v0_3": compat.dispatch_v0_3_cases,
+    "packed": packed.packed_cases,
+    "survey": survey.survey_cases,
 }
 
 

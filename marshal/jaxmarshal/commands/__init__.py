@@ -7,7 +7,7 @@ when it runs.
 
 from __future__ import annotations
 
-NAMES = ("doctor", "bench", "compare", "run")
+NAMES = ("doctor", "bench", "compare", "run", "activate", "deactivate")
 
 
 class CommandError(Exception):

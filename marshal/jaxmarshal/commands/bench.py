@@ -7,9 +7,11 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from jaxmarshal import _install
 from jaxmarshal.commands import CommandError, need
 
 HELP = "compare the cost of calls: JAX, jaxmarshal, and the cheapest jaxlib call"
@@ -20,7 +22,7 @@ DESCRIPTION = (
 )
 GROUPS = (
     "device_put", "shard_args", "execute", "ahead_of_time", "jit", "eager", "asarray",
-    "dispatch_v0_3",
+    "dispatch_v0_3", "packed", "survey",
 )  # fmt: skip
 
 
@@ -40,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, metavar="S", help="per case (default: 1.5, with --quick 0.5)"
     )
     parser.add_argument("--list", action="store_true", help="list the cases and measure nothing")
+    parser.add_argument(
+        "--never-slower", action="store_true",
+        help="only ask whether a call is slower than with plain JAX here; exit status 1 if one is",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     parser.add_argument("--html", metavar="FILE", help="write a page with plots there")
     parser.add_argument(
@@ -118,6 +124,40 @@ def _measure(chosen: list[tuple[str, Any]], seconds: float) -> tuple[list[dict[s
     return rows, wrong
 
 
+def _never_slower(options: argparse.Namespace) -> int:
+    """Print a line for each call, and what to think of them; exit status 1 if one is slower."""
+    from jaxmarshal.benchmarks import never_slower, suite
+
+    suite.force_devices()
+    names = never_slower.QUICK if options.quick else None
+    if options.group:
+        names = {
+            group: tuple(
+                case.name for _, case in suite.select([group], quick=False)
+                if not options.quick or case.name in never_slower.QUICK.get(group, ())
+            )
+            for group in options.group
+        }  # fmt: skip
+    rows = []
+    for name, row, why in never_slower.run(names, options.seconds or 0.5):
+        if row is None:
+            print(f"NOT MEASURED {name}: {why}", flush=True)
+            continue
+        rows.append(row)
+        mark = "SLOWER" if row.slower else "in doubt" if row.doubtful else ""
+        print(
+            f"{row.ratio:7.2f} x  ± {row.error:.1%}  {name:<56} {row.hits} fast of "
+            f"{row.hits + row.misses}  {mark}".rstrip(),
+            flush=True,
+        )
+    if options.json is not None:
+        _write(options.json, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if not options.group:
+        print("without a row of their own:", ", ".join(never_slower.without_rows(rows)) or "none")
+    print(never_slower.verdict(rows))
+    return 1 if any(row.slower for row in rows) else 0
+
+
 def _show(found: dict[str, Any]) -> None:
     """The table, and the cost of each further leaf."""
     from rich.console import Console
@@ -187,8 +227,12 @@ def run(options: argparse.Namespace) -> int:
             raise need("matplotlib") from None
     if options.seconds is not None and not options.seconds > 0:
         raise CommandError("--seconds has to be positive")
+    _install.uninstall()    # each case installs what it is about; JAXMARSHAL=on may have before
     from jaxmarshal.benchmarks import page, results, suite
 
+    if options.never_slower:
+        _check_writable(options.json)
+        return _never_slower(options)
     old = None if options.compare is None else _read(options.compare)
     _check_writable(options.json)
     _check_writable(options.html)

@@ -13,17 +13,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from jaxmarshal import _compare, _doctor, _flame, _script
-from jaxmarshal._compare import OURS, PLAIN
+from jaxmarshal import _compare, _doctor, _flame, _profile, _script
+from jaxmarshal._profile import OURS, PLAIN
 from jaxmarshal.commands import CommandError, need
 
 HELP = "run a script without and with jaxmarshal, and show where host time goes"
 DESCRIPTION = (
-    "Runs a script or module twice, with plain JAX and with jaxmarshal installed, and shows on the "
-    "error output where host time went in each: calls, hits and misses of each call site, and the "
-    "slowest functions. What the script itself prints appears twice."
+    "Runs a script or module twice, with plain JAX and with jaxmarshal installed. Shows on the "
+    "error output where host time went: the calls of each jitted function and each call site, how "
+    "many were fast, why others were not, and the slowest functions. Calls that trace or compile "
+    "are shown apart. The script prints twice what it prints."
 )
-MOST_SITES, MOST_FUNCTIONS = 20, 10
+#: JAX compiles in the first call of a kind; jaxmarshal records in up to three.
+WARMUP = "3"
 
 
 def _interval(text: str) -> float:
@@ -36,6 +38,23 @@ def _interval(text: str) -> float:
     return seconds
 
 
+def _warmup(text: str) -> dict[str, float | int | None]:
+    """What `--warmup` says, as `_phases.Phases` takes it."""
+    number = text.removesuffix("s")
+    try:
+        if number != text:
+            seconds = float(number)
+            if 0 <= seconds < float("inf"):
+                return {"calls": None, "seconds": seconds}
+        elif int(number) >= 0:
+            return {"calls": int(number), "seconds": None}
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is neither a number of calls, such as 3, nor one of seconds, such as 2.5s"
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = _script.USAGE.format("compare")
     _script.add_arguments(parser)
@@ -44,7 +63,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html",
         type=Path,
         metavar="FILE",
-        help="write one page with both flame graphs and the table there",
+        help="write one page with both flame graphs and the tables there, and beside it a file "
+        "for speedscope",
+    )
+    parser.add_argument(
+        "--warmup",
+        type=_warmup,
+        default=WARMUP,
+        metavar="CALLS|SECONDS",
+        help="how many calls of each row, or with an s how many seconds of the run, are shown "
+        f"apart, together with all calls that trace or compile (default: {WARMUP}; also 2.5s)",
     )
     parser.add_argument(
         "--interval",
@@ -71,6 +99,8 @@ def run(options: argparse.Namespace) -> int:
     for path in (options.json, options.html):
         if path is not None:
             _check_writable(path)
+    if options.html is not None:
+        _check_writable(_speedscope_file(options.html))
     if options.trace is not None:
         _make_folder(options.trace)
 
@@ -79,14 +109,14 @@ def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="jaxmarshal-") as folder:
         for name in (PLAIN, OURS):
             file = Path(folder) / name
-            record = {"interval": options.interval, "file": str(file)}
+            record = {"interval": options.interval, "warmup": options.warmup, "file": str(file)}
             configuration: dict[str, Any] = {
                 "install": name == OURS, "only": only, "record": record,
             }  # fmt: skip
             status = _run_once(name, command, configuration, position)
-            if status == -signal.SIGINT:
-                return 128 + signal.SIGINT
             runs[name] = status, json.loads(file.read_text()) if file.exists() else None
+            if status == -signal.SIGINT:
+                return _interrupted(options, target, runs)
     failed = [status for status, _ in runs.values() if status]
     if options.trace is not None:
         for name in (PLAIN, OURS):
@@ -101,15 +131,47 @@ def run(options: argparse.Namespace) -> int:
                 "or it ended without Python's exit handlers"
             )
     if all(recorded is not None for _, recorded in runs.values()):
-        result = _result(target, options.interval, runs)
-        _show(result)
-        if options.json is not None:
-            options.json.write_text(json.dumps(result) + "\n")
-        if options.html is not None:
-            options.html.write_text(_flame.page(result), encoding="utf-8")
+        _report(options, target, runs)
     else:
         _say("no comparison: a run ended before it was recorded")
     return next((_exit_status(status) for status in failed if status), 0)
+
+
+def _interrupted(
+    options: argparse.Namespace, target: list[str], runs: dict[str, tuple[int, Any]]
+) -> int:
+    """Show what was recorded until then."""
+    recorded = {name: run for name, run in runs.items() if run[1] is not None}
+    if recorded:
+        _report(options, target, recorded, f"Interrupted in the {list(runs)[-1]} run.")
+    else:
+        _say("interrupted; nothing was recorded")
+    return 128 + signal.SIGINT
+
+
+def _report(
+    options: argparse.Namespace,
+    target: list[str],
+    runs: dict[str, tuple[int, Any]],
+    note: str | None = None,
+) -> None:
+    """Print what was found, and write the files that were asked for."""
+    result = _result(target, options, runs)
+    if note:
+        result["notes"].insert(0, note)
+    _show(result)
+    if options.json is not None:
+        options.json.write_text(json.dumps(result) + "\n")
+    if options.html is not None:
+        samples = {name: recorded["samples"] for name, (_, recorded) in runs.items()}
+        file = _speedscope_file(options.html)
+        file.write_text(json.dumps(_profile.speedscope(" ".join(target), samples)) + "\n")
+        options.html.write_text(_flame.page(result, file.name), encoding="utf-8")
+
+
+def _speedscope_file(page: Path) -> Path:
+    """The file beside a page."""
+    return page.with_name(f"{page.stem}.speedscope.json")
 
 
 def _say(text: str) -> None:
@@ -173,41 +235,46 @@ def _exit_status(status: int) -> int:
 
 
 def _result(
-    target: list[str], interval: float, runs: dict[str, tuple[int, Any]]
+    target: list[str], options: argparse.Namespace, runs: dict[str, tuple[int, Any]]
 ) -> dict[str, Any]:
-    """Both runs as plain data: what `--json` writes."""
-    (_, plain), (_, ours) = runs[PLAIN], runs[OURS]
+    """The runs as plain data: what `--json` writes."""
     notes = list(_compare.NOTES)
-    if not ours["installed"]:
+    if OURS in runs and not runs[OURS][1]["installed"]:
         notes.insert(0, "jaxmarshal was not installed in the second run: see doctor.")
+    found = {
+        name: {
+            "exit_status": status,
+            **{key: recorded[key] for key in ("seconds", "installed", "stats")},
+            "profile": _profile.tree(recorded["samples"]),
+            "steady_profile": _profile.tree(recorded["samples"], steady_only=True),
+        }
+        for name, (status, recorded) in runs.items()
+    }
+    recorded = {name: run[1]["sites"] for name, run in runs.items()}
+    profiles = {name: run["steady_profile"] for name, run in found.items()}
+    empty = {"time": 0.0, "children": [], "name": "all", "file": "", "kind": "library"}
     return {
         "script": target,
         "versions": _doctor.versions(),
-        "interval": interval,
+        "interval": options.interval,
+        "warmup": options.warmup,
         "notes": notes,
-        "runs": {
-            name: {
-                "exit_status": status,
-                **{key: recorded[key] for key in ("seconds", "installed", "stats", "profile")},
-            }
-            for name, (status, recorded) in runs.items()
-        },
-        "sites": _compare.sites(plain["sites"], ours["sites"]),
-        "functions": _compare.functions(plain["profile"], ours["profile"]),
+        "runs": found,
+        "sites": _compare.sites(recorded.get(PLAIN, []), recorded.get(OURS, [])),
+        "functions": _profile.functions(profiles.get(PLAIN, empty), profiles.get(OURS, empty)),
     }
 
 
 def _show(result: dict[str, Any]) -> None:
     times = ", ".join(f"{name} {run['seconds']:.3f} s" for name, run in result["runs"].items())
     _say(f"{times}, from the end of JAX's import to the exit")
-    for key, most, make, title in (
-        ("sites", MOST_SITES, _compare.site_table, "calls of entry points"),
-        ("functions", MOST_FUNCTIONS, _compare.function_table, "slowest functions, own time"),
-    ):
-        rows = result[key]
+    _say(_compare.summary(result))
+    for title, rows, most, make in _compare.tables(result):
         if rows:
             _compare.print_table(title, make(rows[:most]))
-        if key == "sites" and len(rows) > most:
+        else:
+            print(f"{title}: none", file=sys.stderr)
+        if len(rows) > most:
             print(f"  and {len(rows) - most} more, see --json", file=sys.stderr)
     for note in result["notes"]:
         print(f"note: {note}", file=sys.stderr)

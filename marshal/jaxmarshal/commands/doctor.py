@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
 from jaxmarshal import _doctor
@@ -52,6 +53,17 @@ def _check() -> tuple[bool, dict[str, Any], str]:
     return passed, data, selfcheck.as_text(results, seconds)
 
 
+def _speed() -> tuple[list[dict[str, Any]], str]:
+    """Is a call slower than with plain JAX here? The rows as data, and a line about them."""
+    from jaxmarshal import api
+    from jaxmarshal.benchmarks import never_slower
+
+    api.clear()    # the checks have left contexts and records of all kinds
+    found = never_slower.run(never_slower.FEW, seconds=0.2)
+    rows = [row for _, row, _ in found if row is not None]
+    return [asdict(row) for row in rows], never_slower.verdict(rows)
+
+
 def run(options: argparse.Namespace) -> int:
     facts = _doctor.examine()
     healthy = not facts["not_supported"] and "backend_error" not in facts
@@ -60,5 +72,8 @@ def run(options: argparse.Namespace) -> int:
         passed, facts["check"], found = _check()
         healthy = healthy and passed
         text += "\n" + found
+        if passed and not facts["not_supported"]:
+            facts["speed"], line = _speed()
+            text += "\n" + line
     print(json.dumps(facts, indent=2) if options.json else text)
     return 0 if healthy else 1

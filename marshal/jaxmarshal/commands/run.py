@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report",
         action="store_true",
-        help="at exit, print the calls, hits and misses of each entry point on the error output",
+        help="at exit, print jaxmarshal.report() on the error output: calls, how many were fast, "
+        "and what to do about the others",
     )
     parser.add_argument(
         "--no-tracebacks",

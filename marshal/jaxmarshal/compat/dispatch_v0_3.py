@@ -152,6 +152,10 @@ _ORIGINALS = {
     for name, value in vars(part).items()
     if name in globals() and (callable(value) or isinstance(value, dict))
 }
-__all__ = [name for name in globals() if not name.startswith("_") and name not in _OWN]
+__all__ = [    # pytest adds names of its own, such as "@py_builtins", to a module of a plugin
+    name
+    for name in globals()
+    if name.isidentifier() and not name.startswith("_") and name not in _OWN
+]
 
 sys.modules[__name__].__class__ = _Gathered

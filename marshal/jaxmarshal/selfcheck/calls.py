@@ -146,6 +146,7 @@ def jit(world: World, record: Recorder) -> None:
         "ones",
         "full",
         "getitem",
+        "functions",
     ],
 )
 def eager(world: World, record: Recorder) -> None:
@@ -178,5 +179,14 @@ def eager(world: World, record: Recorder) -> None:
     record.calls("zeros", jnp.zeros, lambda: (3,))
     record.calls("ones", jnp.ones, lambda: ((2, 3), np.int32))
     record.calls("full", jnp.full, lambda: ((2,), 7))
-    record.calls("arange", jnp.arange, lambda: (5,))
-    record.calls("normal", jax.random.normal, lambda: (jax.random.key(0), (3,)))
+    key = jax.random.key(0)
+    functions: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
+        "arange": (lambda n: jnp.arange(n), lambda: (5,)),
+        "normal": (lambda key: jax.random.normal(key, (3,)), lambda: (key,)),
+        "split": (lambda key: jax.random.split(key), lambda: (key,)),
+        "relu": (lambda x: jax.nn.relu(x), lambda: (world.put(),)),
+        "stack": (lambda x: jnp.stack([x, x]), lambda: (world.put(),)),
+        "bind": (lambda x: jax.lax.neg_p.bind(x), lambda: (world.put(),)),
+    }
+    for name, (function, make) in functions.items():
+        record.calls(name, function, make)

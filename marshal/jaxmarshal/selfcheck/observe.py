@@ -9,10 +9,42 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
+
+from jaxmarshal import _install, _reference
+
+
+class NothingCompared(Exception):
+    """The comparison itself is at fault: the call was not made in the context that it was for."""
+
+
+def _configuration() -> tuple:
+    """What a context may change: JAX's states, numpy's error handling, what is installed."""
+    local = [state.get_local() for state in (_reference.config_states or {}).values()]
+    context = _reference.trace_context() if _reference.trace_context else ()
+    return context, local, jax.config.values, np.geterr(), _install.installed_names()
+
+
+@contextlib.contextmanager
+def entered(context: Callable[[], Any]) -> Iterator[None]:
+    """The context; an error where it cannot be entered, or changes nothing.
+
+    The error is never part of an observation: two equal errors of the harness would look like
+    agreement.
+    """
+    before = _configuration() if context is not contextlib.nullcontext else None
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(context())
+        except Exception as error:
+            raise NothingCompared(f"a context cannot be entered: {error!r}") from error
+        if before is not None and _configuration() == before:
+            raise NothingCompared(f"a context changes nothing: {context}")
+        yield
 
 
 def input_leaves(tree: Any) -> list[Any]:
@@ -99,14 +131,22 @@ def observe_leaf(leaf: Any, spans: list[tuple[int, int]], inputs: list[Any]) -> 
 def outcome(
     call: Any, *args: Any, context: Any = contextlib.nullcontext, **kwargs: Any
 ) -> tuple:
-    """The outcome of one call in a context: a result, or an error; and which inputs are deleted."""
+    """The outcome of one call in a context: a result, or an error; and which inputs are deleted.
+
+    The context is entered outside of what is observed: its own errors are raised.
+    """
     inputs = input_leaves((args, kwargs))
-    try:
-        with context():
+    result = error = None
+    with entered(context):
+        try:
             result = call(*args, **kwargs)
-        error = None
-    except Exception as raised:
-        error = raised
+        except Exception as raised:
+            error = raised
+    return describe(result, error, inputs, args[0] if args else None)
+
+
+def describe(result: Any, error: Exception | None, inputs: list[Any], first: Any) -> tuple:
+    """What became of a call, as plain data; and which of its inputs are deleted."""
     if error is not None:
         found: tuple = ("raised", type(error), _without_addresses(str(error)))
     else:
@@ -116,7 +156,7 @@ def outcome(
         found = (
             "returned", treedef, _containers(result),
             [observe_leaf(leaf, spans, inputs) for leaf in leaves],
-            result is (args[0] if args else None),
+            first is not None and result is first,
         )
     return found, [isinstance(x, jax.Array) and x.is_deleted() for x in inputs]
 

@@ -19,10 +19,12 @@ class Recorder:
 
     Attributes:
       seen: a list of (what it is about, observation).
+      lacking: what could not be compared because JAX itself cannot do it on this backend.
     """
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, Any]] = []
+        self.lacking: list[str] = []
 
     def calls(
         self,
@@ -35,6 +37,17 @@ class Recorder:
         """Observe `call(*make())` several times, each with new arguments, in a context."""
         for turn in range(TURNS):
             self.seen.append((f"{about}, call {turn + 1}", observe(call, *make(), context=context)))
+
+    def can(self, about: str, attempt: Callable[[], Any]) -> bool:
+        """Does JAX manage this here? Where it does not, that is noted, with its error."""
+        try:
+            attempt()
+        except Exception as error:
+            text = str(error).strip().split("\n")[0][:100]
+            self.lacking.append(f"{about} ({type(error).__name__}: {text})")
+        else:
+            return True
+        return False
 
     def fact(self, about: str, value: Any) -> None:
         """Note plain data that has to be the same."""

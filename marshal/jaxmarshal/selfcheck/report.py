@@ -29,6 +29,11 @@ def as_text(results: Sequence[Result], seconds: float) -> str:
         reasons = sorted({reason for result in own for reason in result.misses})
         why = ", ".join(reasons) or "not called"
         lines.append(f"  note: {name} had no fast call here ({why})")
+    for result in results:
+        for what in result.lacking:
+            lines.append(
+                f"  note: {result.check.name}: without {what}: plain JAX cannot do it here"
+            )
     wrong = [result.check.name for result in results if not passed([result])]
     if wrong:
         lines.append(f"  {len(wrong)} of {len(results)} checks NOT passed: {', '.join(wrong)}")

@@ -27,6 +27,7 @@ class Result:
       hits: fast calls of the entry points that were installed.
       misses: by reason, the calls that went to JAX itself.
       detail: the first difference, or why the check failed.
+      lacking: parts that were left out because plain JAX cannot do them here.
     """
 
     check: Check
@@ -35,6 +36,7 @@ class Result:
     hits: dict[str, int] = field(default_factory=dict)
     misses: dict[str, int] = field(default_factory=dict)
     detail: str = ""
+    lacking: list[str] = field(default_factory=list)
 
     def as_data(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -48,6 +50,7 @@ class Result:
             "hits": self.hits,
             "misses_by_reason": self.misses,
             "detail": self.detail,
+            "lacking": self.lacking,
         }
 
 
@@ -113,7 +116,7 @@ def _compare(
     return ""
 
 
-def _see(check: Check, accelerated: bool) -> tuple[list[tuple[str, Any]], str]:
+def _see(check: Check, accelerated: bool) -> tuple[Recorder, str]:
     """What a program saw, and how it failed, if it did."""
     record = Recorder()
     failure = ""
@@ -122,7 +125,7 @@ def _see(check: Check, accelerated: bool) -> tuple[list[tuple[str, Any]], str]:
     except Exception as error:
         failure = f"{type(error).__name__}: {error}"
     gc.collect()
-    return record.seen, failure
+    return record, failure
 
 
 def _counts(before: dict, after: dict) -> tuple[dict[str, int], dict[str, int]]:
@@ -145,7 +148,7 @@ def _run_one(check: Check) -> Result:
     _install.uninstall()
     expected, failure = _see(check, accelerated=False)
     if failure:
-        return Result(check, "failed", len(expected), detail=f"with plain JAX: {failure}")
+        return Result(check, "failed", len(expected.seen), detail=f"with plain JAX: {failure}")
     api.clear()
     before = _stats.snapshot()
     _install.install(check.entry_points or None)
@@ -153,10 +156,12 @@ def _run_one(check: Check) -> Result:
         found, failure = _see(check, accelerated=True)
     finally:
         _install.uninstall()
-    difference = _compare(expected, found, failure)
+    difference = _compare(expected.seen, found.seen, failure)
     hits, misses = _counts(before, _stats.snapshot())
     outcome = "different" if difference else "same"
-    return Result(check, outcome, len(expected), hits, misses, difference)
+    return Result(
+        check, outcome, len(expected.seen), hits, misses, difference, expected.lacking
+    )
 
 
 def run(checks: Iterable[Check] | None = None) -> list[Result]:

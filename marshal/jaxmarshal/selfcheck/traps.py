@@ -53,14 +53,17 @@ def memory_layout(world: World, record: Recorder) -> None:
     """Data that lie column after column where an executable expects rows, and the reverse."""
     columns = world.columns()
     rows = compiled(lambda x: x * 2, world.put())
-    for name, make in {
+    sources: dict[str, Callable[[], tuple]] = {
         "rows": lambda: (world.put(),),
         "columns by device_put": lambda: (jax.device_put(world.matrix(), columns),),
         "columns of an array": lambda: (jax.device_put(world.put(), columns),),
         "columns by jit": lambda: (jax.jit(lambda x: x, out_shardings=columns)(world.put()),),
         "columns by DLPack": lambda: (jax.dlpack.from_dlpack(aligned((4, world.rows)).T),),
         "rows again": lambda: (world.put(),),
-    }.items():
+    }
+    if not record.can("DLPack of numpy arrays", sources["columns by DLPack"]):
+        del sources["columns by DLPack"]
+    for name, make in sources.items():
         record.calls(name, rows, make)
         record.calls(f"put {name}", jax.device_put, lambda make=make: (*make(), world.first))
     custom = jax.jit(lambda x: x + 1, in_shardings=columns).lower(world.put()).compile()
@@ -188,6 +191,24 @@ def odd_calls(world: World, record: Recorder) -> None:
     record.calls("unused argument, constant", run, lambda: (world.put(), jnp.ones(3)))
     record.calls("wrong unused argument", run, lambda: (world.put(), jnp.ones(4)))
 
+    for option in ({"donate": True}, {"may_alias": False}, {"may_alias": True}):
+        put = functools.partial(jax.device_put, **option)
+        record.calls(f"device_put, {option}", put, lambda: (world.put(), world.first))
+        record.calls(f"device_put of numpy, {option}", put, lambda: (world.matrix(), world.first))
+    shape = jax.ShapeDtypeStruct((2,), "float32")
+
+    def asking(x: Any) -> Any:
+        return jax.pure_callback(lambda v: np.asarray(v) * 2, shape, x)
+
+    def attempt() -> Any:
+        return jax.block_until_ready(jax.jit(asking)(jnp.ones(2)))
+
+    if record.can("callbacks of Python", attempt):
+        _callbacks(record, asking)
+
+
+def _callbacks(record: Recorder, asking: Callable[[Any], Any]) -> None:
+    """Executables that call Python, without a result and with one."""
     heard: list[float] = []
 
     def listening(x: Any) -> Any:
@@ -199,13 +220,7 @@ def odd_calls(world: World, record: Recorder) -> None:
     jax.effects_barrier()
     record.fact("what the callback heard", sorted(heard))
 
-    shape = jax.ShapeDtypeStruct((2,), "float32")
-    run = compiled(lambda x: jax.pure_callback(lambda v: np.asarray(v) * 2, shape, x), jnp.ones(2))
-    record.calls("pure callback", run, lambda: (jnp.ones(2),))
-    for option in ({"donate": True}, {"may_alias": False}, {"may_alias": True}):
-        put = functools.partial(jax.device_put, **option)
-        record.calls(f"device_put, {option}", put, lambda: (world.put(), world.first))
-        record.calls(f"device_put of numpy, {option}", put, lambda: (world.matrix(), world.first))
+    record.calls("pure callback", compiled(asking, jnp.ones(2)), lambda: (jnp.ones(2),))
 
 
 @check("trap 6: committed or not", trap=6)

@@ -1,0 +1,20 @@
+from collections.abc import Callable
+from logging import Filterer, Logger
+from typing import Any
+
+class FilteredPlans: ...
+
+def make_front(
+    name: str,
+    wrapper: type,
+    reference: Callable[..., Any],
+    places: list[Any],
+    names_of: Callable[[type], tuple[tuple[str, ...], tuple[str, ...]] | None],
+    check: Callable[[type], bool],
+    combine: Callable[..., Any],
+    missing: object,
+    extra: tuple[str, ...],
+    logger: Logger,
+    make_filter: Callable[[], Filterer],
+) -> Any: ...
+def live_plans(function: Any) -> int: ...

@@ -1,0 +1,123 @@
+"""Which public functions are replayed outside of `jit`.
+
+They take several steps, or one behind much Python.
+
+Functions that JAX has jitted itself are one step already, and not in here. Neither are those that
+always look at an array's elements (`nonzero`, `unique`), whose arguments are functions (`cond`), or
+which make no arrays (`shape`): they would never be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+from jaxmarshal import _reference, _replay
+
+_NUMPY = [
+    "arange", "array_equal", "array_equiv", "array_split", "astype", "average", "bartlett",
+    "blackman", "broadcast_arrays", "broadcast_to", "choose", "column_stack", "concat",
+    "concatenate", "conj", "copy", "cumulative_prod", "cumulative_sum", "degrees", "diag",
+    "diag_indices", "diagflat", "divide", "dsplit", "dstack", "einsum", "empty", "empty_like",
+    "expand_dims", "eye", "flip", "fliplr", "flipud", "full_like", "geomspace", "hamming",
+    "hanning", "hsplit", "hstack", "identity", "indices", "interp", "isin", "isneginf",
+    "isposinf", "kaiser", "linspace", "logspace", "matrix_transpose", "meshgrid", "mod",
+    "moveaxis", "ones_like", "pad", "permute_dims", "pow", "power", "ptp", "radians", "repeat",
+    "reshape", "roll", "select", "split", "squeeze", "stack", "std", "tensordot", "tile",
+    "transpose", "tri", "tril_indices", "triu_indices", "unravel_index", "var", "vecdot",
+    "vsplit", "vstack", "where", "zeros_like",
+]  # fmt: skip
+
+_LINALG = [
+    "cross", "diagonal", "lstsq", "matmul", "matrix_norm", "matrix_transpose", "multi_dot",
+    "outer", "pinv", "svdvals", "tensordot", "trace", "vecdot", "vector_norm",
+]  # fmt: skip
+
+_FFT = [
+    "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2", "ifftn", "ifftshift",
+    "ihfft", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn",
+]  # fmt: skip
+
+_NN = ["dot_product_attention", "gelu", "logsumexp", "one_hot", "softmax"]
+
+_LAX = [
+    "abs", "add", "argmax", "argmin", "batch_matmul", "bitcast_convert_type", "bitwise_and",
+    "bitwise_not", "bitwise_or", "bitwise_xor", "broadcast", "broadcast_in_dim",
+    "broadcasted_iota", "ceil", "clamp", "collapse", "concatenate", "conj", "conv",
+    "conv_general_dilated", "convert_element_type", "cos", "cummax", "cummin", "cumprod",
+    "cumsum", "div", "dot", "dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim",
+    "dynamic_update_slice", "dynamic_update_slice_in_dim", "eq", "erf", "exp", "expand_dims",
+    "expm1", "floor", "full", "full_like", "ge", "gt", "imag", "index_in_dim", "index_take",
+    "integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min",
+    "mul", "ne", "neg", "pad", "pow", "real", "reciprocal", "reduce_and", "reduce_max",
+    "reduce_min", "reduce_or", "reduce_precision", "reduce_prod", "reduce_sum", "rem",
+    "reshape", "rev", "round", "rsqrt", "select", "select_n", "sign", "sin", "slice",
+    "slice_in_dim", "sort", "sort_key_val", "split", "sqrt", "square", "squeeze", "stack",
+    "stop_gradient", "sub", "tan", "tanh", "tile", "top_k", "transpose", "unstack",
+]  # fmt: skip
+
+_RANDOM = [
+    "PRNGKey", "ball", "bernoulli", "beta", "bits", "categorical", "cauchy", "chisquare",
+    "choice", "clone", "dirichlet", "exponential", "fold_in", "gamma", "gumbel", "key",
+    "key_data", "laplace", "loggamma", "logistic", "lognormal", "maxwell",
+    "multivariate_normal", "normal", "orthogonal", "pareto", "permutation", "poisson",
+    "rademacher", "randint", "rayleigh", "split", "t", "triangular", "truncated_normal",
+    "uniform", "wald", "weibull_min", "wrap_key_data",
+]  # fmt: skip
+
+_MODULES = (
+    ("jax.numpy", _NUMPY),
+    ("jax.numpy.linalg", _LINALG),
+    ("jax.numpy.fft", _FFT),
+    ("jax.nn", _NN),
+    ("jax.lax", _LAX),
+    ("jax.random", _RANDOM),
+)
+
+#: Functions with a derivative of their own: objects of one class, called through its `__call__`.
+_WITH_DERIVATIVES = (("jax.nn", ["relu", "relu6"]),)
+
+#: Methods of `x.at[...]`.
+_UPDATES = ("add", "apply", "divide", "get", "max", "min", "multiply", "power", "set", "subtract")
+
+#: Methods of arrays that are functions of Python, beside `__getitem__`.
+_METHODS = ("astype", "copy", "reshape", "squeeze", "swapaxes", "transpose")
+
+
+def _found(modules: tuple[tuple[str, list[str]], ...]) -> Iterator[Any]:
+    """What the installed JAX has of these names, each object once."""
+    seen = set()
+    for module, names in modules:
+        for name in names:
+            found = _reference.lookup_quietly(module, name)
+            if found is not None and id(found) not in seen:
+                seen.add(id(found))
+                yield found
+
+
+def functions() -> list[tuple[Any, Any]]:
+    """Pairs of a function of the reference and its replacement."""
+    if not _reference.HAVE_REPLAY:
+        return []
+    return [
+        (function, _replay.make_row("functions", function))
+        for function in _found(_MODULES)
+        if type(function) is FunctionType
+    ]
+
+
+def methods() -> list[tuple[type, str, Any, Any]]:
+    """A class, the name of its method, the reference's method and its replacement."""
+    if not _reference.HAVE_REPLAY:
+        return []
+    places = [(_reference.IndexUpdateRef, name) for name in _UPDATES]
+    places += [(_reference.ArrayImpl, name) for name in _METHODS]
+    found = [(cls, name, vars(cls).get(name)) for cls, name in places]
+    made = [
+        (cls, name, method, _replay.make_row("functions", method))
+        for cls, name, method in found
+        if type(method) is FunctionType
+    ]
+    call = _replay.make_derivative_call("functions", list(_found(_WITH_DERIVATIVES)))
+    return [*made, (_reference.custom_jvp, "__call__", _reference.custom_jvp_call, call)]

@@ -1,0 +1,46 @@
+"""The plans of jitted functions: whose they are, who shares them, and what drops them."""
+
+from jaxmarshal._call cimport StaticRule
+from jaxmarshal._plan cimport Plans
+
+# The plans of a jitted function, and of all that share a cache of jaxlib with it: same function,
+# same options. They do not own the function.
+cdef class JitPlans(Plans):
+    cdef object __weakref__
+    cdef StaticRule rule     # None where no argument is static
+    cdef bint donates        # may a call use up its arguments?
+    cdef int leave           # misses before a plan is tried again
+    # Signatures that jaxlib answered by itself: may JAX's Python function be asked?
+    cdef dict known
+    # Of a library's `filter_jit` that calls the function: plans for the calls of that, or None.
+    cdef Plans filtered
+    cdef bint takes_host     # for a front: host data among few arrays too, which C++ places better
+
+# Accelerated functions: id of one -> [weak reference to it, for whom].
+cdef dict accelerated
+
+# The `PjitInfo` that JAX gave a jitted function, or None where it is of another origin.
+cdef object jit_info_of(object function)
+
+# Which arguments of a jitted function are static, or None for none.
+cdef StaticRule static_rule_of(object function)
+
+# The plans of a jitted function that is accelerated, made when it has none; else None.
+cdef JitPlans plans_of_jitted(object function)
+
+# Give a function that was just made its plans. It shares them with those that jaxlib has it share
+# a cache with, which were made of the same function with the same options, and not before what
+# `jax.clear_caches()` cleared.
+cdef int give_shared_plans(object function) except -1
+
+# Drop the plans of all that may share a cache of jaxlib with this function, which was cleared.
+cdef int clear_plans(object function) except -1
+
+# jaxlib has learnt a signature of the functions that jit `function`: a plan can be made of it.
+cdef int expect_more(object function) except -1
+
+# Drop every plan, as `jax.clear_caches()` does.
+cpdef forget_plans()
+
+# What is jitted from now on shares nothing with what was jitted before.
+cdef int forget_functions() except -1

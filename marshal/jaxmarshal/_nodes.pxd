@@ -1,0 +1,17 @@
+"""The objects of a graph in the order in which a walk meets them, each once."""
+
+from cpython.object cimport PyObject
+
+cdef class Nodes:
+    cdef PyObject** items      # owned, each by a reference of its own
+    cdef Py_ssize_t count
+    cdef Py_ssize_t capacity   # a power of two, or 0 at first
+    cdef int* places           # hash table of twice that: number of an item + 1, or 0
+    # Attributes that equal ones have to replace: (number of a node, name, value); or None.
+    cdef list puts
+
+# Add an object. 0 if it is there already. Raises on exhausted memory.
+cdef int add_node(Nodes nodes, PyObject* obj) except -1
+
+# Let go of all of them.
+cdef int forget_nodes(Nodes nodes) except -1

@@ -1,0 +1,27 @@
+"""What decides, beside the arrays' avals and the context, what a public function does in Python."""
+
+from cpython.object cimport PyObject
+
+cdef enum:
+    MOST_SOURCES = 66    # of a call: a list, and two more
+
+# The arrays and typed keys among the arguments of a call, each once; owned.
+ctypedef struct Sources:
+    Py_ssize_t count
+    PyObject* items[MOST_SOURCES]
+
+cdef void release_sources(Sources* sources) noexcept
+
+# The arguments of a call of `function`, as something to look up; NULL without an error where one of
+# them is something else than arrays, typed keys, plain values, and containers of those. Adds to the
+# sources. A new reference. Runs no code of users.
+cdef PyObject* key_of(
+    object function, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, int* reason
+) except? NULL
+
+# The plain numbers in such a key.
+cdef list numbers_in(object key)
+
+# Something that stands for the values that the states have now on which such functions depend and
+# which the context lacks; always the same object for the same values.
+cdef object states_now()

@@ -1,0 +1,221 @@
+"""Keys of calls: plain values by type and value, arrays by their places."""
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint64_t
+from libc.string cimport memcpy
+
+from jaxmarshal._classify cimport (
+    JM_ARRAY, JM_BOOL, JM_COMPLEX, JM_FLOAT, JM_INT, JM_KEY_ARRAY, JM_LIST, JM_NONE, JM_OTHER,
+    JM_TUPLE, Py_TYPE, jm_kind_of_type, kind_of_unknown, types
+)
+from jaxmarshal._context cimport state_is
+from jaxmarshal._stats cimport HIT, OPTIONS, UNKNOWN_TYPE, VALUE, reason_of_kind
+
+import numpy as np
+
+from jaxmarshal import _reference
+
+cdef extern from *:
+    object PyTuple_New(Py_ssize_t n)
+    void PyTuple_SET_ITEM(object items, Py_ssize_t i, object item) noexcept
+    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
+    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
+
+cdef object _ARRAY = object()     # an array that is there once
+cdef object _TRUE = object()      # the bools compare equal to numbers
+cdef object _FALSE = object()
+cdef object _update_type = _reference.IndexUpdateRef
+
+cdef long long TOO_LARGE = <long long>1 << 31    # for an int of 32 bits
+
+cdef enum:
+    MOST_ITEMS = 64    # of a list or a tuple, as in `jnp.array([1, 2])`
+
+
+# --- Dtypes --------------------------------------------------------------------------------------
+
+cdef dict _dtypes = {}    # id of what names a dtype -> (it, the dtype, its part of a key)
+
+
+def _fill_dtypes():
+    for dtype in _reference.jax_dtypes or ():
+        for name in (dtype, dtype.type, getattr(_reference.jnp, dtype.name, dtype)):
+            _dtypes[id(name)] = (name, dtype, ("dtype", len(_dtypes)))
+    for name in (bool, int, float, complex):
+        _dtypes[id(name)] = (name, np.dtype(name), ("dtype", len(_dtypes)))
+
+
+_fill_dtypes()
+
+
+cdef object _dtype_part(object dtype):
+    """The part of a dtype that JAX has as it is, so that nothing is said about it; else None."""
+    known = _dtypes.get(id(dtype))
+    if known is None:
+        return None
+    wanted = known[1]
+    return known[2] if _reference.canonicalize_dtype(wanted) == wanted else None
+
+
+# --- Values --------------------------------------------------------------------------------------
+
+cdef uint64_t _bits(double value) noexcept:
+    cdef uint64_t bits
+    memcpy(&bits, &value, sizeof(bits))
+    return bits
+
+
+cdef void release_sources(Sources* sources) noexcept:
+    cdef Py_ssize_t i
+    for i in range(sources.count):
+        Py_DECREF(<object>sources.items[i])
+    sources.count = 0
+
+
+cdef object _source_part(object array, Sources* sources, int* reason):
+    """An array or a typed key: where it was before among the arguments, or that it is new."""
+    cdef Py_ssize_t i
+    for i in range(sources.count):
+        if sources.items[i] == <PyObject*>array:
+            return ("again", i)
+    if sources.count == MOST_SOURCES:
+        reason[0] = OPTIONS
+        return None
+    Py_INCREF(array)
+    sources.items[sources.count] = <PyObject*>array
+    sources.count += 1
+    return _ARRAY
+
+
+cdef object _key_part(object key, Sources* sources, int* reason):
+    part = _source_part(key, sources, reason)
+    return ("key", key._impl) if part is _ARRAY else part
+
+
+cdef object _items_part(str tag, object items, Sources* sources, int* reason):
+    cdef list parts = [tag]
+    if len(items) > MOST_ITEMS:
+        reason[0] = OPTIONS
+        return None
+    for item in items:
+        part = _part(item, sources, reason)
+        if reason[0] != HIT:
+            return None
+        parts.append(part)
+    return tuple(parts)
+
+
+cdef object _part(object arg, Sources* sources, int* reason):
+    """An argument's part of the key; sets the reason where it has none."""
+    cdef int kind = jm_kind_of_type(&types, Py_TYPE(<PyObject*>arg))
+    cdef object cls
+    if kind == JM_ARRAY:
+        return _source_part(arg, sources, reason)
+    if kind == JM_NONE:
+        return None
+    if kind == JM_INT:
+        if -TOO_LARGE <= arg < TOO_LARGE:
+            return arg
+        reason[0] = VALUE
+        return None
+    if kind == JM_BOOL:
+        return _TRUE if arg else _FALSE
+    if kind == JM_FLOAT:
+        return ("float", _bits(arg))
+    if kind == JM_COMPLEX:
+        return ("complex", _bits(arg.real), _bits(arg.imag))
+    if kind == JM_KEY_ARRAY:
+        return _key_part(arg, sources, reason)
+    if kind == JM_TUPLE:
+        return _items_part("tuple", arg, sources, reason)
+    if kind == JM_LIST:
+        return _items_part("list", arg, sources, reason)
+    cls = type(arg)
+    if cls is str:
+        return ("str", arg)
+    if cls is slice:
+        return _items_part("slice", (arg.start, arg.stop, arg.step), sources, reason)
+    if arg is Ellipsis:
+        return Ellipsis
+    if cls is _update_type:
+        return _items_part("at", (arg.array, arg.index), sources, reason)
+    part = _dtype_part(arg)
+    if part is not None:
+        return part
+    if kind == JM_OTHER:
+        kind = kind_of_unknown(arg)
+    reason[0] = reason_of_kind(kind)
+    if reason[0] == UNKNOWN_TYPE:
+        reason[0] = OPTIONS    # host data, functions, shardings: nothing is wrong with them
+    return None
+
+
+cdef inline int _set(object key, Py_ssize_t i, object part) except -1:
+    Py_INCREF(part)    # the tuple's
+    PyTuple_SET_ITEM(key, i, part)
+    return 0
+
+
+cdef PyObject* key_of(
+    object function, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, int* reason
+) except? NULL:
+    cdef Py_ssize_t i, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
+    cdef object key = PyTuple_New(1 + n + 2 * named)
+    reason[0] = HIT
+    _set(key, 0, function)
+    for i in range(n + named):
+        _set(key, 1 + i, _part(<object>args[i], sources, reason))
+        if reason[0] != HIT:
+            return NULL
+    for i in range(named):
+        _set(key, 1 + n + named + i, <object>PyTuple_GET_ITEM(names, i))
+    Py_INCREF(key)
+    return <PyObject*>key
+
+
+cdef list numbers_in(object key):
+    cdef list found = []
+    for part in key:
+        if type(part) is int:
+            found.append(part)
+        elif type(part) is tuple:
+            found += _numbers_of(part)
+    return found
+
+
+cdef list _numbers_of(tuple part):
+    cdef double value
+    cdef uint64_t bits
+    if part and part[0] == "float":
+        bits = part[1]
+        memcpy(&value, &bits, sizeof(bits))
+        return [value]
+    if part and part[0] == "complex":
+        return [complex(*[_numbers_of(("float", item))[0] for item in part[1:]])]
+    return [] if part and part[0] in ("dtype", "again", "key") else numbers_in(part)
+
+
+# --- States --------------------------------------------------------------------------------------
+
+cdef tuple _states = _reference.numpy_key_states
+cdef tuple _last_values = ()
+cdef object _last_number = None
+cdef dict _numbers = {}    # values of the states -> their number
+
+
+cdef object states_now():
+    global _last_values, _last_number
+    cdef Py_ssize_t i
+    cdef bint same = len(_last_values) == len(_states)
+    if same:
+        for i in range(len(_states)):
+            if not state_is(_states[i], _last_values[i]):
+                same = False
+                break
+    if not same:
+        values = tuple([state.value for state in _states])
+        number = _numbers.setdefault(values, ("states", len(_numbers)))
+        _last_values, _last_number = values, number
+        return number
+    return _last_number

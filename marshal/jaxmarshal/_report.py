@@ -1,0 +1,228 @@
+"""`report`: the counts as a person reads them, one row for each kind of call that programs make.
+
+`stats()` counts at every entry point, also where one leads to another. Here a call counts once: the
+steps that a fast `x[0]` takes are left out, what is called inside of JAX stands apart, and so do
+calls while JAX traces, which cost nothing when the program runs.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxmarshal import _install, _stats
+from jaxmarshal.reasons import PUBLIC, TRACING, Reason, reason_for
+
+Counts = dict[str, dict[str, Any]]
+
+_HEADINGS = ("call", "calls", "fast", "not fast, mostly because of")
+
+
+def counts() -> Counts:
+    """What a report is made of, as plain data: `stats()` without the steps of fast calls."""
+    found = _stats.snapshot()
+    for name, steps in _stats.steps().items():
+        count = found[name]
+        count["hits"] -= steps["hits"]
+        for reason, number in steps["misses_by_reason"].items():
+            count["misses_by_reason"][reason] -= number
+    # `jnp.asarray` hands what it does not know to `jnp.array`, with options.
+    reasons = found["array"]["misses_by_reason"]
+    handed_on = sum(found["asarray"]["misses_by_reason"].values())
+    reasons["options"] = max(reasons.get("options", 0) - handed_on, 0)
+    for count in found.values():
+        by_reason = {reason: n for reason, n in count["misses_by_reason"].items() if n > 0}
+        count["misses_by_reason"] = by_reason
+        count["misses"] = sum(by_reason.values())
+    return found
+
+
+def added(several: Iterable[Counts]) -> Counts:
+    """The sums of the counts of several processes."""
+    result: Counts = {}
+    for found in several:
+        for name, count in found.items():
+            total = result.setdefault(name, {"hits": 0, "misses": 0, "misses_by_reason": {}})
+            total["hits"] += count["hits"]
+            total["misses"] += count["misses"]
+            reasons = total["misses_by_reason"]
+            for reason, number in count["misses_by_reason"].items():
+                reasons[reason] = reasons.get(reason, 0) + number
+    return result
+
+
+def less(counts: Counts, before: Counts) -> Counts:
+    """The counts since `before`."""
+    result: Counts = {}
+    for name, count in counts.items():
+        old = before.get(name, {"hits": 0, "misses_by_reason": {}})
+        reasons = {
+            reason: number - old["misses_by_reason"].get(reason, 0)
+            for reason, number in count["misses_by_reason"].items()
+            if number > old["misses_by_reason"].get(reason, 0)
+        }
+        result[name] = {
+            "hits": count["hits"] - old["hits"],
+            "misses": sum(reasons.values()),
+            "misses_by_reason": reasons,
+        }
+    return result
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of call.
+
+    Attributes:
+      call: how programs write it.
+      entry_point: its name in `stats()`.
+      calls: how many there were outside of traces.
+      fast: how many of them took the fast path.
+      reason: why most of the others did not, or None.
+      misses: how many had this reason.
+    """
+
+    call: str
+    entry_point: str
+    calls: int
+    fast: int
+    reason: Reason | None
+    misses: int
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """The texts of the row."""
+        why = f"{self.reason.name} ({self.misses})" if self.reason else ""
+        return self.call, f"{self.calls}", f"{_percent(self.fast, self.calls)}", why
+
+
+def _percent(part: int, whole: int) -> str:
+    """A share; 100 only where it is all, 0 only where it is nothing."""
+    share = 100 * part / whole
+    if part != whole:
+        share = min(share, 99.9)
+    if part:
+        share = max(share, 0.1)
+    return f"{share:.1f} %"
+
+
+def _row(name: str, count: dict[str, Any]) -> tuple[Row | None, int]:
+    """The row of an entry point, if it was called outside of traces; and the calls in traces."""
+    reasons = dict(count["misses_by_reason"])
+    tracing = sum(reasons.pop(reason, 0) for reason in TRACING.get(name, TRACING[""]))
+    calls = count["hits"] + sum(reasons.values())
+    if not calls:
+        return None, tracing
+    reason = max(reasons, key=lambda reason: reasons[reason]) if reasons else None
+    row = Row(
+        PUBLIC[name], name, calls, count["hits"],
+        reason_for(name, reason) if reason else None, reasons[reason] if reason else 0,
+    )  # fmt: skip
+    return row, tracing
+
+
+class Report:
+    """The counts of a process, or of several, to be printed or shown in a notebook.
+
+    Attributes:
+      rows: a `Row` for each kind of call, the most frequent first.
+      tracing: the number of calls while JAX was tracing.
+      inner: the number of calls at entry points inside of JAX, which calls that miss lead to.
+      installed: is jaxmarshal installed now?
+    """
+
+    def __init__(self, counts: Counts, installed: bool = True) -> None:
+        self.installed = installed
+        self.rows: list[Row] = []
+        self.tracing = self.inner = 0
+        for name, count in counts.items():
+            if name not in PUBLIC:
+                self.inner += count["hits"] + count["misses"]
+                continue
+            row, tracing = _row(name, count)
+            self.tracing += tracing
+            if row is not None:
+                self.rows.append(row)
+        self.rows.sort(key=lambda row: -row.calls)
+
+    def _title(self) -> str:
+        calls = sum(row.calls for row in self.rows)
+        state = "" if self.installed else " (it is not installed now)"
+        if not calls:
+            return f"jaxmarshal: no calls{state}"
+        fast = _percent(sum(row.fast for row in self.rows), calls)
+        return f"jaxmarshal: {calls} calls, {fast} of them fast{state}"
+
+    def _apart(self) -> list[str]:
+        """What is not in the table."""
+        lines = []
+        if self.tracing:
+            lines.append(
+                f"Apart from these, {self.tracing} calls while JAX was tracing: they cost nothing "
+                "when the program runs."
+            )
+        return lines
+
+    def _advice(self) -> list[tuple[str, str]]:
+        """What the reasons in the table mean, and what to do: (of what, text)."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for row in self.rows:
+            if row.reason is not None:
+                text = f"{row.reason.meaning} What to do: {row.reason.advice}"
+                found.setdefault((row.reason.name, text), []).append(row.call)
+        several = [name for name, _ in found]
+        return [
+            (f"{name}, {', '.join(calls)}" if several.count(name) > 1 else name, text)
+            for (name, text), calls in found.items()
+        ]
+
+    def __str__(self) -> str:
+        lines = [self._title()]
+        table = [_HEADINGS, *(row.cells() for row in self.rows)] if self.rows else []
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for call, number, fast, why in table:
+            cells = (call.ljust(widths[0]), number.rjust(widths[1]), fast.rjust(widths[2]), why)
+            lines.append(("  " + "  ".join(cells)).rstrip())
+        lines += [f"{name}: {text}" for name, text in self._advice()]
+        return "\n".join([*lines, *self._apart()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook."""
+        def cells(texts: Iterable[str], kind: str) -> str:
+            sides = ("left", "right", "right", "left")
+            return "".join(
+                f'<{kind} style="text-align:{side}">{html.escape(text)}</{kind}>'
+                for text, side in zip(texts, sides, strict=True)
+            )
+
+        parts = [f"<p><b>{html.escape(self._title())}</b></p>"]
+        if self.rows:
+            body = "".join(f"<tr>{cells(row.cells(), 'td')}</tr>" for row in self.rows)
+            head = f"<thead><tr>{cells(_HEADINGS, 'th')}</tr></thead>"
+            parts.append(f"<table>{head}<tbody>{body}</tbody></table>")
+        parts += [
+            f"<p><code>{html.escape(name)}</code>: {html.escape(text)}</p>"
+            for name, text in self._advice()
+        ]
+        parts += [f"<p>{html.escape(line)}</p>" for line in self._apart()]
+        return "\n".join(parts)
+
+
+def report() -> Report:
+    """The calls since the start or the last `reset_stats()`, for a person to read.
+
+    Returns:
+      A `Report`. `print` shows a line for each kind of call that programs make: how many there
+      were, the share that was fast, and why most of the others were not, with what to do about it.
+      A notebook shows the same as a table. A fast call counts once, even if it leads to others; the
+      calls inside of a call that misses count at `jit` and `bind` too. While several threads call
+      at once, a few calls may be taken for such steps. `stats()` has all counts as data.
+
+      A report does not say how much time was saved. A clock would cost each fast call a good part
+      of what it saves, and only plain JAX can tell what a call costs in plain JAX.
+      `python -m jaxmarshal compare` runs the program both ways and measures.
+    """
+    return Report(counts(), bool(_install.installed_names()))

@@ -1,0 +1,203 @@
+"""Is a call slower than with plain JAX? The promise, measured on the backend at hand.
+
+Both sides of a row take turns, and what counts is the median of the ratios of rounds that follow
+each other, in processor time of the thread that calls: what else the machine does is then hardly
+seen. A row in doubt is measured again, for longer each time.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from jaxmarshal import _install, stats
+from jaxmarshal.benchmarks import measure, suite
+from jaxmarshal.benchmarks.case import Case, Sides
+
+#: JAX's time over ours has to be this at least: three per cent are what a look at a call may cost.
+LEAST = 0.97
+#: How often a row in doubt is measured, each time twice as long as the last time.
+ATTEMPTS = 4
+#: Calls before the measurement: a function that cannot be fast is left alone after some.
+WARM_UP = 80
+#: Rounds of each side at least.
+ROUNDS = 15
+#: Of a standard error, beyond which a difference is no noise.
+CERTAIN = 3.0
+
+#: One row for each way into each entry point: narrow, wide and refused.
+QUICK = {
+    "device_put": ("np f32[8]", "list of 100 numpy", "list of 100 arrays",
+                   "refused (may_alias=False)"),
+    "shard_args": ("1 arrays", "10 numpy"),
+    "execute": ("unsafe_call, 1 arrays", "unsafe_call, 100 arrays", "MeshExecutable.call, 1 arrays",
+                "MeshExecutable.call, 100 arrays"),
+    "ahead_of_time": ("list of 1 arrays", "list of 100 arrays", "list of 1000 arrays",
+                      "list of 4 numpy, left to C++", "dict of 200 arrays", "refused (callback)"),
+    "jit": ("list of 1 arrays", "list of 10 arrays", "list of 100 arrays", "list of 1000 arrays",
+            "list of 4 numpy, left to C++", "list of 10 arrays and a numpy, left to C++",
+            "list of 1 arrays, 100 shapes in turns", "dict of 200 arrays"),
+    "eager": ("neg_p.bind", "lax.add", "x[0]", "jnp.zeros(3)", "x + x"),
+    "survey": ("x.sum()", "jnp.where", "x[mask]", "jnp.einsum", "nn.relu"),
+    "asarray": ("jnp.asarray(np f32[8])", "jnp.array(np f32[8])"),
+}  # fmt: skip
+
+#: The rows of `doctor --check`.
+FEW = {
+    "device_put": ("np f32[8]",),
+    "ahead_of_time": ("list of 1 arrays", "list of 100 arrays"),
+    "jit": ("list of 1 arrays", "list of 100 arrays"),
+    "eager": ("lax.add",),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found about one case.
+
+    Attributes:
+      group, name, entry: of the case.
+      ratio: JAX's time over jaxmarshal's, the median of neighbouring rounds.
+      error: its standard error.
+      hits, misses: calls of the entry point in the measurement, by jaxmarshal.
+    """
+
+    group: str
+    name: str
+    entry: str
+    ratio: float
+    error: float
+    hits: int = 0
+    misses: int = 0
+
+    @property
+    def slower(self) -> bool:
+        """Is it slower beyond doubt?"""
+        return self.ratio + CERTAIN * self.error < LEAST
+
+    @property
+    def doubtful(self) -> bool:
+        """Is it slower as it stands, or may it be?"""
+        return self.ratio < LEAST
+
+
+def select(names: dict[str, tuple[str, ...]] | None) -> list[tuple[str, Case]]:
+    """The cases with these names, by group; all with None."""
+    chosen = suite.select(None if names is None else names)
+    return [
+        (group, case) for group, case in chosen
+        if names is None or case.name in names[group]
+    ]  # fmt: skip
+
+
+def without_rows(rows: Iterable[Row]) -> list[str]:
+    """The active entry points that no row is about; others lead through them."""
+    measured = {row.entry for row in rows}
+    return [e.name for e in _install.ENTRY_POINTS if e.active and e.name not in measured]
+
+
+def ratio_of(over: list[float], under: list[float]) -> tuple[float, float]:
+    """The median of the ratios of two lists of rounds in turns, and its standard error."""
+    ratios = [a / b for a, b in zip(over, under, strict=False)]
+    middle = median(ratios)
+    spread = 1.4826 * median([abs(ratio - middle) for ratio in ratios])
+    return middle, 1.2533 * spread / len(ratios) ** 0.5
+
+
+def _one_round(sides: Sides, side: str, call: Callable[[], Any], number: int) -> float:
+    """Processor seconds of one call."""
+    with sides.around(side):
+        for _ in range(30 if sides.installed else 2):    # what installing changes starts afresh
+            call()
+        start = time.thread_time()
+        for _ in range(number):
+            call()
+        return (time.thread_time() - start) / number
+
+
+def take_turns(
+    sides: Sides, calls: dict[str, Callable[[], Any]], seconds: float, least: int
+) -> dict[str, list[float]]:
+    """Rounds of equally many calls, the sides in turns, each as often first as second."""
+    quickest = min(_one_round(sides, side, call, 5) for side, call in calls.items())
+    number = max(3, int(measure.ROUND / max(quickest, 1e-7)))
+    found: dict[str, list[float]] = {side: [] for side in calls}
+    order = list(calls)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(found[order[0]]) < least:
+        for side in order:
+            found[side].append(_one_round(sides, side, calls[side], number))
+        order.reverse()
+    return found
+
+
+def judge(group: str, case: Case, seconds: float) -> Row:
+    """Measure one case for as long as it takes to be sure; raises what building it raises."""
+    sides = case.build()
+    calls: dict[str, Callable[[], Any]] = {
+        "reference": sides.reference, "jaxmarshal": sides.jaxmarshal,
+    }  # fmt: skip
+    for side, call in calls.items():
+        with sides.around(side):
+            for _ in range(WARM_UP):
+                call()
+    row = None
+    for attempt in range(ATTEMPTS):
+        before = stats()[case.entry]
+        gc.collect()
+        rounds = take_turns(sides, calls, seconds * 2**attempt, ROUNDS * 2**attempt)
+        after = stats()[case.entry]
+        ratio, error = ratio_of(rounds["reference"], rounds["jaxmarshal"])
+        row = Row(
+            group, case.name, case.entry, ratio, error,
+            after["hits"] - before["hits"], after["misses"] - before["misses"],
+        )  # fmt: skip
+        if not row.doubtful:
+            break
+    assert row is not None
+    return row
+
+
+def run(
+    names: dict[str, tuple[str, ...]] | None, seconds: float
+) -> Iterator[tuple[str, Row | None, str]]:
+    """(case, its row or None, why there is none) for each case, one after the other."""
+    for group, case in select(names):
+        name = f"{group}: {case.name}"
+        if not case.accelerated:
+            yield name, None, "this entry point is not accelerated here"
+        elif not measure.enough_devices(case):
+            yield name, None, f"it needs {case.devices} devices"
+        else:
+            try:
+                case.build()
+            except Exception as error:    # plain JAX makes the arguments and compiles
+                yield name, None, f"plain JAX cannot do this here: {_first_line(error)}"
+            else:
+                yield name, judge(group, case, seconds), ""
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"
+
+
+def verdict(rows: list[Row]) -> str:
+    """One line for a user."""
+    worst = min(rows, key=lambda row: row.ratio, default=None)
+    if worst is None:
+        return "speed: nothing could be measured"
+    slower = [row for row in rows if row.slower]
+    if slower:
+        text = ", ".join(f"{row.group}: {row.name} ({row.ratio:.2f} x)" for row in slower)
+        return (
+            f"speed: SLOWER than plain JAX on this backend: {text}. Set JAXMARSHAL=off in the "
+            "environment to run without jaxmarshal, and please report it"
+        )
+    return (
+        f"speed: nothing measured is slower than plain JAX on this backend; the least gain is "
+        f"{worst.ratio:.2f} x ({worst.group}: {worst.name})"
+    )

@@ -1,0 +1,152 @@
+"""Fronts: entry points of libraries that lead to jitted functions, accelerated as a whole.
+
+A library is never imported here. Where it is there already, its front is installed at once;
+otherwise when the program has imported it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, metadata
+from typing import Any
+
+from jaxmarshal import _reference, _stats
+from jaxmarshal._startup.hook import Finder
+
+logger = logging.getLogger("jaxmarshal")
+
+
+@dataclass(frozen=True)
+class Front:
+    """One accelerated function of a library.
+
+    Attributes:
+      name: in `install(only=…)` and in `stats()`.
+      library: the module whose import makes it available.
+      distribution: the name that the library is distributed by.
+      lower: the first version that it was checked against.
+      upper: the first version that it may not fit.
+      home: the module of jaxmarshal with `install()`, `uninstall()`, which may be called at any
+        time, and `explained(f)`: the replacement of the function that calls `f`, or None.
+      capability: the flag of `_reference` that it needs.
+    """
+
+    name: str
+    library: str
+    distribution: str
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    home: str
+    capability: str = "HAVE_EAGER"
+
+
+FRONTS: tuple[Front, ...] = (
+    Front(
+        "equinox_filter_jit", "equinox", "equinox", (0, 13, 8), (0, 14),
+        "jaxmarshal.fronts._equinox",
+    ),
+    Front("nnx_jit", "flax.nnx", "flax", (0, 12, 8), (0, 13), "jaxmarshal.fronts.nnx"),
+)
+
+for _front in FRONTS:
+    _stats.register(_front.name)
+
+_installed: dict[str, Front] = {}
+_waiting: dict[str, Finder] = {}    # name of a front -> what waits for its library
+_failed: dict[str, str] = {}        # name of a front -> why it could not be installed
+_complete: set[str] = set()         # libraries whose import has just ended
+
+
+@cache
+def version_of(front: Front) -> str | None:
+    """The installed version of the library, or None where there is none; looked up once."""
+    try:
+        return metadata.version(front.distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def why_inactive(front: Front) -> str | None:
+    """Why a front cannot be installed here, or None."""
+    if _reference.why_not_supported():
+        return _reference.why_not_supported()
+    if not getattr(_reference, front.capability):
+        return "JAX lacks " + ", ".join(_reference.lacking[front.capability])
+    version = version_of(front)
+    if version is None:
+        return f"{front.distribution} is not there"
+    if not front.lower <= _reference.version_tuple(version) < front.upper:
+        low, high = (".".join(map(str, bound)) for bound in (front.lower, front.upper))
+        return f"{front.distribution} {version} is outside the supported range >={low},<{high}"
+    return _failed.get(front.name)
+
+
+def _is_imported(library: str) -> bool:
+    if library in _complete:
+        return True
+    spec = getattr(sys.modules.get(library), "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)
+
+
+def _install(front: Front) -> None:
+    try:
+        import_module(front.home).install()
+    except Exception as error:  # the library works without
+        _failed[front.name] = f"{type(error).__name__}: {error}"
+        logger.warning("%s is not accelerated: %s", front.name, _failed[front.name])
+        return
+    _installed[front.name] = front
+
+
+def _wait(front: Front) -> None:
+    """Install it when the library has been imported."""
+    if front.name in _waiting or why_inactive(front) is not None:
+        return
+
+    def imported() -> None:
+        from jaxmarshal import _install as installing
+
+        _complete.add(front.library)
+        if _waiting.pop(front.name, None) is not None:
+            installing.apply()
+
+    _waiting[front.name] = finder = Finder(imported, (front.library,))
+    sys.meta_path.insert(0, finder)
+
+
+def use_installed(held: set[str]) -> bool:
+    """Install the fronts of these names, and uninstall the others. Is any of them installed?"""
+    for front in FRONTS:
+        if front.name in held:
+            if front.name in _installed:
+                continue
+            if not _is_imported(front.library):
+                _wait(front)
+            elif why_inactive(front) is None:
+                _install(front)
+            continue
+        waiting = _waiting.pop(front.name, None)
+        if waiting in sys.meta_path:
+            sys.meta_path.remove(waiting)
+        if _installed.pop(front.name, None) is not None:
+            import_module(front.home).uninstall()
+    return bool(_installed)
+
+
+def installed_names() -> frozenset[str]:
+    """The names of the fronts that are installed now."""
+    return frozenset(_installed)
+
+
+def explained(f: Any) -> tuple[Front, Callable[..., Any]] | None:
+    """The front that calls of an object come to, and what performs them; or None."""
+    for front in FRONTS:
+        if front.library in sys.modules and why_inactive(front) is None:
+            found = import_module(front.home).explained(f)
+            if found is not None:
+                return front, found
+    return None

@@ -1,0 +1,104 @@
+"""The front of `equinox.filter_jit`. It is imported once equinox is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import types
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import jax
+
+from jaxmarshal import _filtered, _reference, _rules
+
+_jit = import_module("equinox._jit")
+_compile_utils = import_module("equinox._compile_utils")
+_filters = import_module("equinox._filters")
+_module = import_module("equinox._module._module")
+_flatten = import_module("equinox._module._flatten")
+
+_wrapper: type = _jit._JitWrapper
+_reference_call: Callable[..., Any] = vars(_wrapper)["__call__"]
+_getters = (object.__getattribute__, vars(_module.Module)["__getattribute__"])
+
+
+def _is_read_plainly(cls: type) -> bool:
+    """Does `instance.__dict__`, which flatten functions read, give the instance's own?"""
+    for base in cls.__mro__:
+        if "__dict__" in vars(base):
+            plain = type(vars(base)["__dict__"]) is types.GetSetDescriptorType
+            return plain and getattr(cls, "__getattribute__", None) in _getters
+    return False
+
+
+def _does_the_same(function: Any, made: types.FunctionType) -> bool:
+    """Is it a function that equinox has made just as this one?"""
+    return (
+        type(function) is types.FunctionType
+        and function.__code__ == made.__code__
+        and function.__defaults__ is None
+        and function.__closure__ is None
+        and function.__globals__.get("MISSING") is _flatten.MISSING
+        and function.__globals__.get("object") is object
+    )
+
+
+def _names_of(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The names of the dynamic and the static fields of a Module; None for any other class.
+
+    They are those that its functions go by which JAX has: what equinox makes of these very names
+    has the same code.
+    """
+    registered = _reference.pytree_node_types.get(cls)
+    if registered is None or not issubclass(cls, _module.Module) or not _is_read_plainly(cls):
+        return None
+    fields = dataclasses.fields(cls)
+    flatten, _, unflatten = _flatten.generate_flatten_functions(cls, fields)
+    makes = registered.from_iter
+    if type(makes) is not functools.partial or makes.args != (cls,) or makes.keywords:
+        return None
+    if not _does_the_same(registered.to_iter, flatten):
+        return None
+    if not _does_the_same(makes.func, unflatten):
+        return None
+    names = [(field.name, bool(field.metadata.get("static", False))) for field in fields]
+    return (
+        tuple(name for name, is_static in names if not is_static),
+        tuple(name for name, is_static in names if is_static),
+    )
+
+
+_accelerated = _filtered.make_front(
+    "equinox_filter_jit",
+    _wrapper,
+    _reference_call,
+    [_jit, _compile_utils, _filters, _flatten, jax.tree_util],
+    _names_of,
+    _is_read_plainly,
+    _filters.combine,
+    _flatten.MISSING,
+    tuple(_flatten.WRAPPER_FIELD_NAMES),
+    logging.getLogger("jax._src.callback"),
+    _jit._FilterCallback,
+)
+_rules.put_in_place_of(_reference_call, _accelerated)
+
+
+def install() -> None:
+    """Have calls of what `filter_jit` returns try plans."""
+    if vars(_wrapper).get("__call__") is _reference_call:
+        setattr(_wrapper, "__call__", _accelerated)  # noqa: B010
+
+
+def uninstall() -> None:
+    """Put the library's own function back."""
+    if vars(_wrapper).get("__call__") is _accelerated:
+        setattr(_wrapper, "__call__", _reference_call)  # noqa: B010
+
+
+def explained(f: Any) -> Callable[..., Any] | None:
+    """The replacement of the function that calls `f`, or None where `f` is of another kind."""
+    return _accelerated if type(f) is _wrapper else None

@@ -1,0 +1,324 @@
+"""What `compare` makes of what was recorded: phases, estimates, graphs. No process is started."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmarshal import _compare, _count, _phases, _profile, _record, _reference, _watch
+
+pytestmark = [pytest.mark.commands, pytest.mark.reports]
+
+
+def outcomes(**found):
+    return {
+        reason: {"calls": calls, "seconds": seconds, "longest": longest}
+        for reason, (calls, seconds, longest) in found.items()
+    }
+
+
+def row(entry_point="device_put", line=1, first=None, **found):
+    return {
+        "entry_point": entry_point, "name": "", "file": "f", "line": line, "function": "g",
+        "is_definition": False,
+        "outcomes": {"first": first or {}, "steady": outcomes(**found)},
+    }  # fmt: skip
+
+
+def savings(plain, ours):
+    found = _compare.sites([*plain], [*ours])
+    return {(row["entry_point"], row["line"]): row["estimated_saving"] for row in found}
+
+
+def plain_row(calls, seconds, longest, **options):
+    made = row(**options)
+    made["outcomes"]["steady"] = {"": {"calls": calls, "seconds": seconds, "longest": longest}}
+    return made
+
+
+def test_the_estimate_where_some_calls_hit():
+    """Misses × (mean of a missed call − mean of a hit) of the same row, the slowest left out."""
+    ours = [row(hit=(11, 20.0, 10.0), options=(3, 102.0, 92.0))]
+    assert savings([], ours)["device_put", 1] == pytest.approx(3 * (5 - 1))
+    # What cannot be avoided does not count: the first recording, and calls inside a trace.
+    ours = [row(hit=(11, 20.0, 10.0), not_recorded=(1, 9.0, 9.0), trace=(4, 99.0, 50.0))]
+    assert savings([], ours)["device_put", 1] == 0
+    # Hits that are slower save nothing.
+    ours = [row(hit=(2, 20.0, 10.0), options=(2, 2.0, 1.0))]
+    assert savings([], ours)["device_put", 1] == 0
+
+
+def test_the_estimate_where_no_call_hits():
+    """As many times faster as the hits of the entry point are, or of the script; or unknown."""
+    plain = [plain_row(2, 8.0, 4.0), plain_row(2, 20.0, 10.0, entry_point="jit")]
+    ours = [
+        row(hit=(2, 2.0, 1.0)), row("jit", hit=(2, 10.0, 5.0)),
+        row(line=2, options=(2, 16.0, 8.0)), row("jit", line=2, options=(2, 16.0, 8.0)),
+        row("asarray", options=(2, 16.0, 8.0)),
+    ]  # fmt: skip
+    found = savings(plain, ours)
+    assert found["device_put", 2] == pytest.approx(2 * (8 - 8 / 4))
+    assert found["jit", 2] == pytest.approx(2 * (8 - 8 / 2))
+    assert found["asarray", 1] == pytest.approx(2 * (8 - 8 / ((4 * 2 + 10 * 2) / (2 + 10))))
+    assert savings([], ours[2:])["device_put", 2] is None
+
+
+def test_first_calls_save_nothing():
+    """However long compiling takes, it is no saving that is left."""
+    first = outcomes(not_recorded=(1, 800.0, 800.0), options=(5, 99.0, 90.0))
+    (found,) = _compare.sites([row(first=first)], [row(first=first)])
+    assert found["estimated_saving"] == 0
+    assert found["first"]["jaxmarshal"] == {"calls": 6, "seconds": 899.0}
+    assert found["plain"]["calls"] == found["jaxmarshal"]["calls"] == 0
+
+
+def test_a_site_of_one_run_only():
+    """A call that only one run made is a row all the same."""
+    (found,) = _compare.sites([row(hit=(1, 1.0, 1.0))], [])
+    assert (found["plain"]["calls"], found["jaxmarshal"]["calls"]) == (1, 0)
+
+
+def test_the_summary():
+    """Calls, both times and the share of hits; or that there is nothing to compare."""
+    plain = [plain_row(4, 8.0, 4.0)]
+    ours = [row(hit=(3, 1.5, 1.0), options=(1, 0.5, 0.5))]
+    result = {"sites": _compare.sites(plain, ours), "runs": {"plain": {}, "jaxmarshal": {}}}
+    assert _compare.summary(result) == (
+        "4 calls after the first ones took 8000.00 ms with plain JAX and 2000.00 ms with "
+        "jaxmarshal; 75.0% of them were hits."
+    )
+    assert "no calls" in _compare.summary({**result, "runs": {"plain": {}}})
+    assert "no calls" in _compare.summary({**result, "sites": []})
+
+
+def test_which_calls_are_first_ones():
+    """So many of each row, those in which JAX compiles, and those while it traces."""
+    phases = _phases.Phases(2, None)
+    found = [phases.of(name, 0, 5, 6) for name in "aababb"]
+    assert found == ["first", "first", "first", "steady", "first", "steady"]
+    assert phases.intervals == [(5, 6)] * 4
+    phases._heard("/jax/core/compile/backend_compile_duration", 1e-6)
+    assert phases.of("a", 0, 5, 6) == "first"
+    assert phases.of("a", phases.before(), 5, 6) == "steady"
+    phases._heard("/jax/something_else", 1.0)
+    assert phases.of("a", 1, 5, 6) == "steady"
+    assert phases.of("a", None, 5, 6) == "first"
+
+
+def test_seconds_of_first_calls():
+    """The end of a call that began in time counts as well."""
+    phases = _phases.Phases(None, 100.0)
+    ((start, end),) = phases.intervals
+    assert end - start == pytest.approx(100e9, rel=1e-3)
+    assert phases.of("a", 0, end - 1, end + 5) == "first"
+    assert phases.of("a", 0, end, end + 5) == "steady"
+
+
+def test_while_jax_traces():
+    """A program that is written down is told from `grad` and `vmap`, which run at once."""
+    phases, found = _phases.Phases(0, None), {}
+
+    def look(name, x):
+        found[name] = phases.before() is None
+        return x * 2.0
+
+    jax.jit(lambda x: look("jit", x))(1.0)
+    jax.jit(jax.grad(lambda x: look("jit of grad", x)))(1.0)
+    jax.grad(lambda x: look("grad", x))(1.0)
+    jax.vmap(lambda x: look("vmap", x))(jnp.ones(2))
+    look("nothing", 1.0)
+    assert found == {
+        "jit": True, "jit of grad": True, "grad": False, "vmap": False, "nothing": False
+    }  # fmt: skip
+
+
+def test_another_thread_compiles():
+    """Its time is not that of the main thread, whose profile is taken."""
+    phases = _phases.Phases(0, None)
+    thread = threading.Thread(target=phases._heard, args=(f"{_phases.COMPILING}x", 1.0))
+    thread.start()
+    thread.join()
+    assert phases.intervals == [] and phases.before() == 0
+
+
+def test_intervals():
+    """Overlapping ones become one; a time is in it from its start, and not at its end."""
+    merged = _phases.union([(5, 9), (1, 3), (2, 4), (6, 7), (20, 21)])
+    assert merged == [(1, 4), (5, 9), (20, 21)]
+    assert [t for t in range(25) if _phases.within(merged, t)] == [1, 2, 3, 5, 6, 7, 8, 20]
+    assert not _phases.within([], 3)
+
+
+def stack(*frames):
+    return [f"{name}\x00{file}\x00{line}\x01l5" for name, file, line in frames]
+
+
+def test_samples():
+    """Neighbours that are alike are one; those in first calls and in imports are not steady."""
+    a, b = stack(("main", "s.py", 1)), stack(("main", "s.py", 1), ("f", "s.py", 2))
+    importing = stack(("main", "s.py", 1), ("_find_and_load", "<frozen importlib._bootstrap>", 1))
+    program = [*importing, *stack(("loop", "t.py", 1))]
+    records = [(a, 1.0), (a, 1.0), (b, 1.0), (b, 1.0), (importing, 1.0), (program, 1.0)]
+    found = _record.samples(records, [(int(3e9), int(4e9))], 0)
+    assert found["seconds"] == [2.0, 1.0, 1.0, 1.0, 1.0]
+    assert found["steady"] == [True, True, False, False, True]
+    assert [len(stack) for stack in found["stacks"]] == [1, 2, 2, 2, 3]
+    assert found["frames"][0] == {"name": "main", "file": "s.py", "line": 1, "kind": "script"}
+
+
+def test_the_tree_of_samples():
+    """Equal stacks are one frame wherever they were sampled; a deep recursion is cut off."""
+    a, b = stack(("main", "s.py", 1), ("a", "s.py", 2)), stack(("main", "s.py", 1))
+    found = _record.samples([(a, 1.0), (b, 2.0)] * 2, [(0, int(0.9e9))], 0)
+    root = _profile.tree(found)
+    (top,) = root["children"]
+    assert (root["time"], top["name"], top["line"], top["time"]) == (6.0, "main", 1, 6.0)
+    assert [(child["name"], child["time"]) for child in top["children"]] == [("a", 2.0)]
+    assert _profile.tree(found, steady_only=True)["time"] == 5.0
+    deep = _record.samples([(stack(*(("f", "s.py", i) for i in range(9000))), 1.0)], [], 0)
+    assert len(list(_profile.walk(_profile.tree(deep)))) == _record.MOST_FRAMES + 1
+
+
+def test_where_functions_are_defined():
+    """Through whatever wraps them; and the names of functions that are compiled ahead of time."""
+
+    def plain(x):
+        return x
+
+    class Called:
+        def method(self, x):
+            return x
+
+        def __call__(self, x):
+            return x
+
+    line = plain.__code__.co_firstlineno
+    for made, expected in (
+        (plain, line), (functools.partial(plain), line), (functools.wraps(plain)(Called()), line),
+        (Called().method, line + 4), (Called(), line + 7),
+    ):  # fmt: skip
+        site = _count._site_of_jitted(jax.jit(made))
+        assert (site.file, site.line, site.is_definition) == (__file__, expected, True)
+    compiled = jax.jit(plain).lower(1.0).compile()
+    assert _reference.source_of(compiled) == ("plain", __file__, line)
+    assert _reference.source_of(object()) is None
+    assert _count._site_of_compiled(compiled)[:4] == ("compiled_call", "plain", __file__, line)
+
+
+def some_function(x):
+    """A function of an entry point that has several."""
+    return x
+
+
+def test_the_name_of_a_function(monkeypatch):
+    """A row has it where the name of the entry point does not say it."""
+    monkeypatch.setattr(_count, "outcomes", {})
+    assert _count.counted("bind", some_function)(1) == 1
+    assert _count.counted("some_function", some_function)(2) == 2
+    by_name, by_entry_point = _count.outcomes
+    assert (by_name.entry_point, by_name.name) == ("bind", "some_function")
+    assert by_name.function == "test_the_name_of_a_function"
+    assert (by_entry_point.entry_point, by_entry_point.name) == ("some_function", "")
+    assert _compare.call(by_name._asdict()) == "some_function (bind)"
+
+
+@pytest.fixture
+def watched():
+    """A jitted function, and the list to which its hook adds."""
+    calls = []
+
+    def make(_):
+        def hook(call):
+            calls.append("before")
+            result = call()
+            calls.append(result)
+            return result
+
+        return hook
+
+    function = jax.jit(lambda x, *, y=1.0: x + y)
+    _watch.watch(function, make)
+    yield function, calls, make
+    _watch.release_all()
+
+
+def test_a_watched_function(watched):
+    """Calls go through the hook, as they came; everything else of the function is as before."""
+    function, calls, make = watched
+    assert type(function) is type(jax.jit(lambda: None))
+    assert function(2.0, y=3.0) == 5.0
+    assert calls == ["before", 5.0]
+    _watch.watch(function, make)    # once is enough
+    assert function(2.0) == 3.0 and len(calls) == 4
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        function(2.0, z=1.0)
+    assert calls[4:] == ["before"]
+    assert function.lower(1.0).compile()(1.0) == 2.0
+    _watch.release_all()
+    assert function(np.float32(1.0)) == 2.0 and len(calls) == 5
+    _watch.watch(abs, make)    # no jitted function: nothing happens
+    assert abs(-1) == 1
+
+
+def test_calls_inside_of_a_counted_one(watched):
+    """They do without the hook, on that thread alone; one that asks for all calls gets them."""
+    function, calls, make = watched
+    always, elsewhere = jax.jit(lambda x: x + 3), []
+    _watch.watch(always, make, always=True)
+    assert _watch.enter() and not _watch.enter()
+    try:
+        assert function(1.0) == 2.0 and calls == []
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            function(2.0, z=1.0)
+        thread = threading.Thread(target=lambda: elsewhere.append((_watch.enter(), function(2.0))))
+        thread.start()
+        thread.join()
+        assert elsewhere == [(True, 3.0)] and calls == []
+        assert always(1.0) == 4.0 and calls == ["before", 4.0]
+    finally:
+        _watch.leave()
+    assert function(1.0) == 2.0 and len(calls) == 4
+
+
+def test_a_call_is_made_while_it_lasts():
+    """What the hook was given cannot be called later."""
+    kept, function = [], jax.jit(lambda x: x + 1)
+    _watch.watch(function, lambda _: lambda call: kept.append(call) or call())
+    try:
+        assert function(1.0) == 2.0
+        with pytest.raises(RuntimeError, match="the call is over"):
+            kept[0]()
+    finally:
+        _watch.release_all()
+
+
+def test_a_watched_function_dies(watched):
+    """Watching keeps nothing alive."""
+    import gc
+    import weakref
+
+    function = jax.jit(lambda x: x)
+    _watch.watch(function, watched[2])
+    gone = weakref.ref(function)
+    del function
+    gc.collect()
+    assert gone() is None
+
+
+def test_counts_of_a_call():
+    """The name of what one call was counted as."""
+    import jaxmarshal
+
+    mark = _watch.Mark("device_put")
+    assert mark.ending() == ""
+    jaxmarshal.device_put(1.0, may_alias=False)
+    assert mark.ending() == "options"
+    jaxmarshal.device_put(1.0)
+    mark = _watch.Mark("device_put")
+    jaxmarshal.device_put(1.0)
+    assert mark.ending() == "hit"

@@ -1,0 +1,251 @@
+"""Operations outside of `jit` while something of JAX's is replaced, as tests and programs do it.
+
+Each case warms a cache, replaces one thing, and compares with plain JAX; then it is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from operator import getitem
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from eager import X, hits
+from jax import lax
+from jax._src import core, dispatch
+from support import without_jaxmarshal
+
+import jaxmarshal
+from jaxmarshal import _reference
+
+Y = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+#: Calls that take a fast path, by the entry point that counts them.
+CALLS = {
+    "neg": ("bind", lambda x, y: lax.neg_p.bind(x)),
+    "neg of host data": ("bind", lambda x, y: lax.neg(X)),
+    "reshape": ("bind", lambda x, y: lax.reshape_p.bind(
+        x, new_sizes=(2, 4), dimensions=None, sharding=None
+    )),
+    "stage": ("bind", lambda x, y: lax.stage_p.bind(X)),
+    "lax.neg": ("functions", lambda x, y: lax.neg(x)),
+    "lax.reshape": ("functions", lambda x, y: lax.reshape(x, (2, 4))),
+    "convert": ("functions", lambda x, y: lax.convert_element_type(x, np.int32)),
+    "slice": ("functions", lambda x, y: lax.slice(x, (1,), (3,))),
+    "stack": ("functions", lambda x, y: jnp.stack([x, x])),
+    "relu": ("functions", lambda x, y: jax.nn.relu(x)),
+    "zeros_like": ("functions", lambda x, y: jnp.zeros_like(x)),
+    "x.at[1].set(2)": ("functions", lambda x, y: x.at[1].set(2)),
+    "bits": ("functions", lambda x, y: jax.random.bits(jax.random.PRNGKey(3), (2,))),
+    "x[1]": ("getitem", lambda x, y: getitem(x, 1)),
+    "x[1:3]": ("getitem", lambda x, y: getitem(x, slice(1, 3))),
+    "x[x > 3]": ("bind", lambda x, y: getitem(x, x > 3)),
+    "y[1:2, 1]": ("getitem", lambda x, y: getitem(y, (slice(1, 2), 1))),
+    "y[..., -1]": ("getitem", lambda x, y: getitem(y, (..., -1))),
+    "x[::-2]": ("getitem", lambda x, y: getitem(x, slice(None, None, -2))),
+    "zeros": ("zeros", lambda x, y: jnp.zeros(3)),
+    "ones": ("ones", lambda x, y: jnp.ones((2,), np.int32)),
+    "full": ("full", lambda x, y: jnp.full(2, 1.5)),
+    "full of a dtype": ("full", lambda x, y: jnp.full((2,), 7, np.float32)),
+    "asarray": ("asarray", lambda x, y: jnp.asarray(X)),
+    "asarray of an array": ("asarray", lambda x, y: jnp.asarray(x, np.int32)),
+    "array": ("array", lambda x, y: jnp.array(1.5)),
+}  # fmt: skip
+
+PRIMITIVES = [
+    "neg_p", "reshape_p", "convert_element_type_p", "stage_p", "slice_p", "squeeze_p", "rev_p",
+    "broadcast_in_dim_p", "dynamic_slice_p",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    with jaxmarshal.installed():
+        yield
+
+
+def warm(x, y):
+    for _ in range(20):    # what could not be kept several times is waited for
+        for _, call in CALLS.values():
+            call(x, y)
+
+
+def spied(place, name, key=None):
+    """A stand-in for a function that calls it, and what calls it had."""
+    seen = []
+    holder = place if isinstance(place, dict) else vars(place)
+    original = holder[key if key is not None else name]
+
+    def stand_in(*args, **kwargs):
+        seen.append(name)
+        return original(*args, **kwargs)
+
+    return stand_in, seen
+
+
+def outcomes(call, x, y, seen):
+    """What three calls gave, and how often each called what was replaced."""
+    found = []
+    for _ in range(3):
+        seen.clear()
+        found.append((np.asarray(call(x, y)).tolist(), len(seen)))
+    return found
+
+
+def check(patch, seen, names=CALLS):
+    """All calls, under a replacement, do what plain JAX does, and the same as ever after it."""
+    x, y = jnp.asarray(X), jnp.asarray(Y)
+    before = {name: np.asarray(CALLS[name][1](x, y)).tolist() for name in names}
+    for recorded_before in (True, False):
+        if recorded_before:
+            warm(x, y)
+        else:
+            jaxmarshal.api.clear()
+        with patch():
+            found = [outcomes(CALLS[name][1], x, y, seen) for name in names for _ in range(2)]
+            with without_jaxmarshal():
+                expected = [outcomes(CALLS[name][1], x, y, seen) for name in names]
+        for name, first, second, wanted in zip(
+            names, found[::2], found[1::2], expected, strict=True
+        ):
+            assert first[1:] == wanted[1:] and second[1:] == wanted[1:], name
+        for _ in range(3):
+            for name in names:
+                assert np.asarray(CALLS[name][1](x, y)).tolist() == before[name], name
+    warm(x, y)
+    for name in names:
+        entry, call = CALLS[name]
+        count = hits(entry)
+        call(x, y)
+        assert hits(entry) > count, name
+
+
+def test_all_hit():
+    """Without a replacement, every call here takes the fast path."""
+    check(contextlib.nullcontext, [])
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_trap_15_implementations(name):
+    """Trap 15: an implementation that is replaced is called, whenever it was recorded."""
+    primitive = getattr(lax, name)
+    stand_in, seen = spied(primitive, "impl")
+    check(lambda: mock.patch.object(primitive, "impl", stand_in), seen)
+
+    def other(*args, **kwargs):
+        return spied(primitive, "impl")[0](*args, **kwargs) * 0 - 5
+
+    x, y = jnp.asarray(X), jnp.asarray(Y)
+    warm(x, y)
+    for _, call in CALLS.values():
+        expected = np.asarray(call(x, y))
+        with mock.patch.object(primitive, "impl", other):
+            for _ in range(4):
+                with contextlib.suppress(RecursionError):
+                    call(x, y)
+        for _ in range(3):
+            assert np.array_equal(call(x, y), expected)
+
+
+PLACES = [
+    (core.EvalTrace, "process_primitive"), (core.Primitive, "bind_with_trace"),
+    (core.Primitive, "is_high"), (core.EvalTrace, "stage_value"), (core, "check_eval_args"),
+    (core, "full_lower"), (core, "typeof"), (dispatch, "apply_primitive"),
+    (dispatch, "xla_primitive_callable"),
+    *(
+        (importlib.import_module(module), name)
+        for module, name in (
+            ("jax._src.lax.lax", "full"), ("jax._src.lax.lax", "broadcast_in_dim"),
+            ("jax._src.lax.lax", "_convert_element_type"), ("jax._src.lax.lax", "squeeze"),
+            ("jax._src.lax.lax", "rev"), ("jax._src.lax.lax", "stage"),
+            ("jax._src.lax.slicing", "slice"), ("jax._src.lax.slicing", "_slice_impl"),
+            ("jax._src.numpy.indexing", "rewriting_take"), ("jax._src.util", "canonicalize_axis"),
+            ("jax._src.numpy.indexing", "_static_slice"), ("jax._src.dtypes", "issubdtype"),
+            ("jax._src.dtypes", "canonicalize_dtype"), ("jax._src.numpy.util", "check_arraylike"),
+            ("jax._src.dtypes", "check_and_canonicalize_user_dtype"),
+            ("jax._src.numpy.array_constructors", "array"),
+            ("jax._src.numpy.array_creation", "canonicalize_shape"),
+        )
+        if hasattr(importlib.import_module(module), name)
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), PLACES, ids=lambda part: getattr(part, "__name__", part)
+)
+def test_trap_15_functions_and_methods(place, name):
+    """Trap 15: a function or method that is replaced is called as often as in plain JAX."""
+    stand_in, seen = spied(place, name)
+    check(lambda: mock.patch.object(place, name, stand_in), seen)
+
+
+def test_trap_15_methods_of_one_object():
+    """Trap 15: `process_primitive` of the one trace there is."""
+    seen = []
+
+    def stand_in(*args, **kwargs):
+        seen.append("")
+        return core.EvalTrace.process_primitive(core.eval_trace, *args, **kwargs)
+
+    check(lambda: mock.patch.object(core.eval_trace, "process_primitive", stand_in), seen)
+
+
+def test_trap_15_tables():
+    """Trap 15: what a type's values are is looked up in tables."""
+    stand_in, seen = spied(core.pytype_aval_mappings, "array", key=type(jnp.zeros(1)))
+    check(
+        lambda: mock.patch.dict(core.pytype_aval_mappings, {type(jnp.zeros(1)): stand_in}), seen
+    )
+
+
+def test_a_table_that_grows():
+    """A type that a library makes known to JAX changes nothing for the others."""
+
+    class Variable:
+        pass
+
+    x, y = jnp.asarray(X), jnp.asarray(Y)
+    with mock.patch.dict(core.pytype_aval_mappings, {Variable: lambda _: core.typeof(x)}):
+        warm(x, y)
+        for entry, call in CALLS.values():
+            before = hits(entry)
+            call(x, y)
+            assert hits(entry) > before
+
+
+def test_trap_15_bind_in_a_class():
+    """Trap 15: a class of primitives with a way of its own to bind."""
+    bound = []
+
+    class Noted(core.Primitive):
+        def bind_with_trace(self, *args):
+            bound.append(args)
+            return super().bind_with_trace(*args)
+
+    primitive = Noted("noted")
+    primitive.def_impl(lambda x: x + 1)
+    simple = Noted("simple")
+    dispatch.simple_impl(simple)
+    for i in range(4):
+        assert np.array_equal(primitive.bind(jnp.asarray(X)), X + 1)
+        assert len(bound) == i + 1
+
+
+def test_rules_are_not_changed_by_jax():
+    """What is watched is not what JAX itself assigns to in the course of its work."""
+    from jaxmarshal import _rules  # noqa: F401
+
+    x = jnp.asarray(X)
+    jax.jit(lambda x: jax.lax.scan(lambda c, v: (c + v, c), 0.0, x))(x)
+    jax.grad(lambda x: jnp.sin(x).sum())(x)
+    jax.random.normal(jax.random.key(1), (3,))
+    with jax.debug_nans(True), jax.enable_x64(True):
+        jnp.ones(3) + 1
+    jax.clear_caches()
+    check(contextlib.nullcontext, [])
+    assert _reference.HAVE_RULES

@@ -1,0 +1,97 @@
+"""From the README's first screen to an answer, in two commands, on an example."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from child import run
+
+from jaxmarshal.reasons import PUBLIC, reason_for
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+README = REPOSITORY / "README.md"
+SCRIPT = REPOSITORY / "examples" / "training.py"
+
+#: What of the README a reader sees without scrolling.
+FIRST_SCREEN = 45
+
+pytestmark = [
+    pytest.mark.commands,
+    pytest.mark.slow,
+    pytest.mark.skipif(not SCRIPT.exists(), reason="the tests run without README.md and examples/"),
+]
+
+
+def commands():
+    """The first two commands that take a script, as arguments of Python."""
+    lines = README.read_text(encoding="utf-8").splitlines()[:FIRST_SCREEN]
+    found = [line for line in lines if line.startswith("python -m jaxmarshal")]
+    return [line.partition("#")[0].split()[1:] for line in found if "script.py" in line][:2]
+
+
+def answer(arguments):
+    """What a command says about the example, with the name of the script put in."""
+    if importlib.util.find_spec("optax") is None:
+        pytest.skip("optax is not installed: the README's commands were NOT tried")
+    script = [str(SCRIPT), "--steps", "50", "--rounds", "1"]
+    at = arguments.index("script.py")
+    done = run(*arguments[:at], *script, *arguments[at + 1 :], cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    assert "identical bit for bit" in done.stdout
+    return done.stderr
+
+
+def test_the_first_screen():
+    """How to get it, one import, four programs, where it does not help, and two commands."""
+    text = "\n".join(README.read_text(encoding="utf-8").splitlines()[:FIRST_SCREEN])
+    places = [
+        text.index(part)
+        for part in ("pip install", "import jaxmarshal.auto", "| program", "does not help")
+    ]
+    assert places == sorted(places)
+    assert len(commands()) == 2
+    assert not re.search("^make ", text, re.MULTILINE)
+    rows = re.findall(r"^\| .+ \| [\d.]+ × \|", text, re.MULTILINE)
+    assert len(rows) == 4
+
+
+def test_what_does_it_give():
+    """`compare`: the calls of the loop by name and line, both times, and how many were hits."""
+    (said,) = [answer(arguments) for arguments in commands() if "compare" in arguments]
+    found = re.search(
+        r"took ([\d.]+) ms with plain JAX and ([\d.]+) ms with jaxmarshal; ([\d.]+)% of them", said
+    )
+    assert found, said
+    assert float(found[3]) > 80
+    (row,) = [line for line in said.splitlines() if line.split()[:2] == ["update", "(compiled)"]
+              and len(line.split()) == 8]  # fmt: skip
+    number = next(i for i, line in enumerate(SCRIPT.read_text().splitlines(), 1)
+                  if line.startswith("def update"))  # fmt: skip
+    where, calls, hits = row.split()[2:5]
+    assert where == f"examples/training.py:{number}"
+    assert calls == hits and int(calls) >= 95
+
+
+def test_why_is_this_call_not_fast():
+    """`run --report`: each kind of call, the share that was fast, and what to do about the rest."""
+    (said,) = [answer(arguments) for arguments in commands() if "run" in arguments]
+    title, _, *lines = said.splitlines()
+    assert re.fullmatch(r"jaxmarshal: \d+ calls, [\d.]+ % of them fast", title)
+    rows = {line.split("  ")[1].strip(): line for line in lines if line.startswith("  ")}
+    assert re.search(r"10[2-9]\s+9\d\.\d %", rows["jax.device_put"]), rows
+    reasons = {
+        call: reason[1]
+        for call, line in rows.items()
+        if (reason := re.search(r"%\s+(\w+) \(\d+\)$", line))
+    }
+    assert reasons["jax.device_put"] == "not_recorded"
+    entry_points = {call: entry_point for entry_point, call in PUBLIC.items()}
+    for call, name in reasons.items():
+        reason = reason_for(entry_points[call], name)
+        assert any(
+            line.startswith(name) and line.endswith(f"{reason.meaning} What to do: {reason.advice}")
+            for line in lines
+        ), (call, name)

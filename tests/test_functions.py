@@ -1,0 +1,357 @@
+"""Public functions that are replayed: warm, then one thing about an argument changes.
+
+Each function of the table is called with arguments from a list that it accepts, again and again,
+and then with others: of the same aval but with other elements, weakly typed, committed, of another
+dtype or shape, on another device, deleted. Plain JAX says what is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import itertools
+import os
+import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from operator import getitem
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from observe import observe
+from support import without_jaxmarshal
+
+import jaxmarshal
+from jaxmarshal import _functions, _install
+
+NAMES = [(module, name) for module, names in _functions._MODULES for name in names]
+NAMES += [(module, name) for module, names in _functions._WITH_DERIVATIVES for name in names]
+PRESENT = [
+    (module, name) for module, name in NAMES if hasattr(importlib.import_module(module), name)
+]
+#: Every so many are tried, most of them among the slow tests; with JAXMARSHAL_ALL_FUNCTIONS=1 all,
+#: which takes half an hour.
+STEP = 1 if os.environ.get("JAXMARSHAL_ALL_FUNCTIONS") else 11
+TRIED = [
+    pytest.param(*present, marks=[pytest.mark.slow] if place % 4 else [])
+    for place, present in enumerate(PRESENT[8 % STEP :: STEP])
+]
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    with jaxmarshal.installed():
+        yield
+
+
+def hits(entry="functions"):
+    return jaxmarshal.stats()[entry]["hits"]
+
+
+# --- Arguments -----------------------------------------------------------------------------------
+
+
+def array(seed, shape=(3, 4), dtype=np.float32):
+    """An array with other elements for each seed."""
+    data = np.random.default_rng(seed).integers(-3, 5, shape)
+    return jnp.asarray(np.asarray(data + (0.25 if dtype == np.float32 else 0), dtype))
+
+
+def arguments(seed, name, shape=(3, 4), dtype=np.float32):
+    """Tuples of arguments, of which a function takes one or another."""
+    x, y = array(seed, shape, dtype), array(seed + 1, shape, dtype)
+    v, i = x.reshape(-1)[: shape[-1]], array(seed, (2,), np.int32) % 2
+    square, mask = x.reshape(-1)[:9].reshape(3, 3), y > 0
+    key = jax.random.key(seed)
+    if name in ("PRNGKey", "key"):
+        return [(seed,)]
+    if name in OWN:
+        return OWN[name](x, y, v)
+    return [
+        (x,), (x, y), (v,), (v, v + 1), ([x, y],), ((3, 4),), (key,), (key, (3,)), (key, v),
+        (key, 3), (x, i), (v, i), (i,), (x, 1), (x, (4, 3)), (x, jnp.float16), (square,),
+        (square, square), (3,), (mask,), (mask, x, y), (mask, x, 0.5), (x, 0.5), (x, [0], 1),
+        (key, v, v + 4), (key, (2,), 0, 5), (x, (0, 0), (2, 2)), (x, x[:1], (0, 0)), (i, 4),
+        (x, 2, 1), (key, 0.25, (3,)), (i, i), (0.0, 1.0, 5), (x, (1, 0)), ((2, 3), 1.5),
+        (np.float32, (2, 3)), (x, i, 1), (x.astype(np.complex64),), (x[None], x[None]),
+        (x[:1], (0,)), (x[None, :, None], x[None, :, None], x[None, :, None]),
+        (x, x, (1, 1), "SAME"),
+        (x[None, None], x[None, None], (1, 1), "SAME"), (x, (1, 1), (2, 2)), (v, v, v), (v, v, 2),
+        (x, 1.0, ((0, 1, 0), (0, 0, 0))),
+    ]  # fmt: skip
+
+
+#: Arguments that no other function takes.
+OWN = {
+    "einsum": lambda x, y, v: [("ij,kj->ik", x, y), ("ij->j", x)],
+    "dsplit": lambda x, y, v: [(x[None, :, :2], 2)],
+    "kaiser": lambda x, y, v: [(5, 2.0)],
+    "multi_dot": lambda x, y, v: [([x, y.T, x],)],
+    "argmax": lambda x, y, v: [(x, 1, jnp.int32)],
+    "argmin": lambda x, y, v: [(x, 1, jnp.int32)],
+    "broadcast_in_dim": lambda x, y, v: [(v, (2, v.size), (1,))],
+    "broadcasted_iota": lambda x, y, v: [(np.int32, (2, 3), 1)],
+    "dynamic_update_slice_in_dim": lambda x, y, v: [(x, y[:1], 1, 0)],
+    "index_take": lambda x, y, v: [(v, (jnp.array([0, 1]),), (0,))],
+    "iota": lambda x, y, v: [(np.int32, 4)],
+    "reduce_and": lambda x, y, v: [(x > 0, (0,))],
+    "reduce_or": lambda x, y, v: [(x > 0, (0,))],
+    "slice_in_dim": lambda x, y, v: [(x, 0, 2)],
+    "split": lambda x, y, v: [(x, 2, 1), (jax.random.key(v.size),), (x, (2, 2), 1)],
+    "multivariate_normal": lambda x, y, v: [(jax.random.key(1), v * 0, jnp.eye(v.size))],
+    "triangular": lambda x, y, v: [(jax.random.key(1), 0.0, 0.5, 1.0)],
+    "wrap_key_data": lambda x, y, v: [(jax.random.PRNGKey(v.size),)],
+}
+
+
+def accepted(call, name):
+    """The places in the list whose arguments plain JAX takes, and makes arrays of."""
+    found = []
+    with jaxmarshal.uninstalled(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for place, args in enumerate(arguments(1, name)):
+            with contextlib.suppress(Exception):
+                leaves = jax.tree.leaves(call(*args))
+                if leaves and all(isinstance(leaf, jax.Array) for leaf in leaves):
+                    found.append(place)
+    return found
+
+
+def same(call, args, context=contextlib.nullcontext):
+    """One call with jaxmarshal and one without, compared."""
+    found = observe(call, *args, context=context)
+    with without_jaxmarshal():
+        expected = observe(call, *args, context=context)
+    if found != expected:    # some warnings are given once, while JAX traces
+        found = observe(call, *args, context=context)
+        with without_jaxmarshal():
+            expected = observe(call, *args, context=context)
+    assert found == expected
+
+
+def change_arrays(args, change):
+    return jax.tree.map(
+        lambda leaf: change(leaf) if isinstance(leaf, jax.Array) else leaf, args,
+        is_leaf=lambda leaf: isinstance(leaf, str),
+    )
+
+
+def deleted(leaf):
+    other = jnp.copy(leaf) if leaf.dtype != jax.dtypes.prng_key else leaf
+    if other is not leaf:
+        other.delete()
+    return other
+
+
+CHANGES = {
+    "committed": lambda leaf: jax.device_put(leaf, jax.devices()[0]),
+    "on another device": lambda leaf: jax.device_put(leaf, jax.devices()[1]),
+    "deleted": deleted,
+    "zero": lambda leaf: leaf * 0 if leaf.dtype != jax.dtypes.prng_key else leaf,
+    "host data": lambda leaf: np.asarray(leaf) if leaf.dtype != jax.dtypes.prng_key else leaf,
+}
+
+CONTEXTS = {
+    "x64": lambda: jax.enable_x64(True),
+    "another default device": lambda: jax.default_device(jax.devices()[1]),
+    "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "no transfers": lambda: jax.transfer_guard("disallow"),
+    "NaNs": lambda: jax.debug_nans(True),
+}
+
+
+def find(module, name):
+    return lambda *args: getattr(importlib.import_module(module), name)(*args)
+
+
+def check(call, name, place):
+    """Warm, then other elements, then everything else that may differ."""
+    args = arguments(1, name)[place]
+    for _ in range(4):
+        call(*args)
+    before = hits()
+    same(call, args)
+    fast = hits() > before
+    for seed in (2, 3):
+        same(call, arguments(seed, name)[place])
+    for change in CHANGES.values():
+        try:
+            changed = change_arrays(args, change)
+        except Exception:
+            continue
+        for _ in range(3):
+            same(call, changed)
+    for other in (arguments(1, name, (2, 6)), arguments(1, name, dtype=np.int32)):
+        for _ in range(3):
+            same(call, other[place])
+    for context in CONTEXTS.values():
+        for _ in range(3):
+            same(call, args, context)
+    same(call, args)
+    return fast
+
+
+def test_the_table_has_what_jax_has():
+    """Of the names that the installed JAX lacks there are few, and none is there twice."""
+    assert len(PRESENT) > 0.95 * len(NAMES)
+    assert len(set(NAMES)) == len(NAMES)
+    (entry,) = (entry for entry in _install.ENTRY_POINTS if entry.name == "functions")
+    assert entry.active
+    assert len(entry.places) > 200
+
+
+@pytest.mark.parametrize(("module", "name"), TRIED)
+def test_one_thing_changes(module, name):
+    """Each function, with up to three of the arguments that it takes."""
+    call = find(module, name)
+    places = accepted(call, name)
+    assert places, "no arguments for it"
+    for place in places[:: max(1, len(places) // 2)][:3]:
+        check(call, name, place)
+
+
+# --- What no key can hold ------------------------------------------------------------------------
+
+N = [jnp.int32(2), jnp.int32(3)]
+REPEATS = [jnp.array([1, 2, 0]), jnp.array([2, 0, 1])]
+MASKS = [jnp.array([True, False, True]), jnp.array([False, True, True])]
+READS = {
+    "a mask": lambda x, k: getitem(x, MASKS[k]),
+    "a mask that is set": lambda x, k: x.at[MASKS[k]].set(0.0),
+    "the end of a slice": lambda x, k: getitem(x, slice(None, N[k])),
+    "repeats": lambda x, k: jnp.repeat(x, REPEATS[k], axis=0),
+    "where to split": lambda x, k: jnp.split(x, REPEATS[k][:1]),
+    "a shape": lambda x, k: jnp.zeros((N[k],)),
+    "an axis": lambda x, k: jnp.stack([x, x], N[k] - 2),
+    "through numpy": lambda x, k: jnp.full(2, np.asarray(N[k])),
+    "a number of elements": lambda x, k: jnp.arange(N[k]),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_elements_that_are_read(read):
+    """Who looks at the elements of an array finds others the next time."""
+    x = array(1, (3, 4))
+    call = READS[read]
+    for k in (0, 0, 0, 0, 1, 0, 1, 1):
+        same(call, (x, k))
+
+
+def test_warnings_that_are_given_every_time():
+    """A call that warns is not replayed: the next one warns, too."""
+    whole = array(1, (4,), np.int32)
+    for call in (lambda: whole.at[0].set(1.5), lambda: jnp.zeros(3, np.float64)):
+        for _ in range(6):
+            same(call, ())
+    assert jnp.zeros(3).dtype == jnp.float32
+
+
+def test_states_that_the_context_lacks():
+    """Raw keys are an error in one configuration, and make keys of other kinds in others."""
+    raw = jax.random.PRNGKey(3)
+    calls = [lambda: jax.random.normal(raw, (2,)), lambda: jax.random.key(3),
+             lambda: jax.random.PRNGKey(3)]  # fmt: skip
+    contexts = [lambda: jax.legacy_prng_key("error"), lambda: jax.default_prng_impl("rbg"),
+                lambda: jax.enable_custom_prng(True)]  # fmt: skip
+    for call in calls:
+        for _ in range(4):
+            call()
+        for context in contexts:
+            for _ in range(4):
+                same(call, (), context)
+            same(call, ())
+
+
+def test_the_same_array_twice():
+    """What was recorded of an array with itself is not what it does with another."""
+    x, y = array(1), array(2)
+    for _ in range(4):
+        same(lambda a, b: jax.lax.sub(a, b), (x, x))
+        same(lambda a, b: jax.lax.sub(a, b), (x, y))
+        same(lambda a, b: jnp.stack([a, b, a]), (x, y))
+        same(lambda a, b: jnp.stack([a, b, a]), (x, x))
+    before = hits()
+    jax.lax.sub(x, y)
+    assert hits() == before + 1
+
+
+VALUES = [0.0, -0.0, 0, False, 1, 1.0, True, float("nan"), 1j, -1]
+
+
+def test_values_that_compare_equal():
+    """Numbers are told apart by type and sign, as arguments and where their arrays are kept."""
+    x = array(1)
+    for call in (
+        lambda v: jnp.full(2, v), lambda v: x + v, lambda v: x * v,
+        lambda v: jnp.where(x > 1, x, v), lambda v: jnp.pad(x, 1, constant_values=v),
+        lambda v: jax.lax.full((2,), v),
+    ):  # fmt: skip
+        for first, second in itertools.pairwise([*VALUES, *VALUES[::-1]]):
+            for value in (first, first, first, first, second, first):
+                same(call, (value,))
+
+
+def test_results_are_new_arrays():
+    """What a call returned may be deleted or donated; constants among the steps are not."""
+    x = array(1)
+    for call in (
+        lambda: jnp.zeros(3), lambda: jnp.eye(3), lambda: x.at[0].set(0.0),
+        lambda: jnp.ones_like(x), lambda: jax.random.split(jax.random.key(0)),
+    ):  # fmt: skip
+        for _ in range(6):
+            found = call()
+            assert found is not call()
+            words = found if found.dtype != jax.dtypes.prng_key else found._base_array
+            words.delete()
+        same(call, ())
+
+
+def test_a_scalar_that_is_donated():
+    """Arrays of scalars are not kept where a call may use them up."""
+    step = jax.jit(lambda x, s: (x + s, s), donate_argnums=1)
+    x = array(1)
+    for _ in range(6):
+        same(step, (x, 1.5))
+
+
+def test_nothing_of_a_call_is_kept_alive():
+    """Neither arguments nor results, however often the call was replayed."""
+
+    for _ in range(5):
+        x = array(1)
+        found = [weakref.ref(x), weakref.ref(jnp.stack([x, x])), weakref.ref(jnp.zeros_like(x))]
+        del x
+    gc.collect()
+    assert [ref() for ref in found] == [None, None, None]
+
+
+def test_threads():
+    """Several at once, each with calls of its own kind."""
+
+    def work(n):
+        x = array(n, (n + 1, 3))
+        for _ in range(40):
+            assert jnp.stack([x, x]).shape == (2, n + 1, 3)
+            assert np.array_equal(x.at[0].set(n)[0], np.full(3, n))
+            assert jnp.zeros_like(x).shape == x.shape
+            assert int(jnp.full((), n)) == n
+        return n
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sorted(pool.map(work, range(12))) == list(range(12))
+
+
+def test_a_thousand_shapes():
+    """One call that stays the same is not pushed out by those that never come back."""
+    x = array(1)
+    for _ in range(5):
+        jnp.zeros_like(x)
+    for n in range(5000):
+        jnp.full(2, float(n))
+        if n % 500 == 0:
+            before = hits()
+            jnp.zeros_like(x)
+            assert hits() == before + 1

@@ -1,0 +1,149 @@
+"""Code of the user in the middle of a call changes what the call has looked at already."""
+
+from __future__ import annotations
+
+import gc
+
+import jax
+import numpy as np
+import pytest
+from recipes import Node
+from twins import jit_counts
+
+import jaxmarshal
+from jaxmarshal import _counters
+
+#: The calls that a function had before, by how many elements: one plan, and more than are tried
+#: one after the other.
+SIGNATURES = [(2,), (2, 3, 4, 5, 6)]
+
+
+class Acting:
+    """What happens once, at one moment: while a node is taken apart, or a static is hashed."""
+
+    def __init__(self, moment):
+        self.moment = moment
+        self.act = None
+        acting = self
+
+        @jax.tree_util.register_pytree_node_class
+        class ActingNode(Node):
+            def tree_flatten(self):
+                acting.reached("flatten")
+                return super().tree_flatten()
+
+            @classmethod
+            def tree_unflatten(cls, aux, children):
+                acting.reached("unflatten")
+                return super().tree_unflatten(aux, children)
+
+        class ActingStatic:
+            def __hash__(self):
+                acting.reached("hash")
+                return 5
+
+            def __eq__(self, other):
+                return type(other) is ActingStatic
+
+        self.node, self.static = ActingNode, ActingStatic
+
+    def reached(self, moment):
+        if moment == self.moment and self.act is not None:
+            act, self.act = self.act, None
+            act()
+
+
+def described(tree):
+    """All that can be seen of a result."""
+    return [
+        (leaf.dtype, leaf.shape, leaf.weak_type, leaf.tolist()) for leaf in jax.tree.leaves(tree)
+    ]
+
+
+def run(kind, moment, signatures, change):
+    """The results of calls before, during and after one in which something is changed."""
+    acting, held, seen = Acting(moment), [1.0], []
+
+    def program(first, node, last, _):
+        return jax.tree.map(lambda x: x * first[0] + last[-1] + held[0], node)
+
+    function = kind(program, static_argnums=3)
+
+    def call(n):
+        last = np.ones(n, np.float32)
+        first, inner, one = jax.device_put([last.copy(), np.arange(n), np.float32(1)])
+        more = [one] * 20    # or C++ is left to place what is on the host
+        acting.arguments = first, inner, last
+        try:
+            seen.append(described(function(first, acting.node(inner, more), last, acting.static())))
+        except Exception as error:
+            seen.append((type(error).__name__, str(error).partition("(")[0]))
+
+    for _ in range(3):
+        for n in signatures:
+            call(n)
+    for n in sorted({signatures[0], signatures[-1]}):
+        call(n)
+        jit_counts()
+        for _ in range(2):
+            call(n)
+        hits = jit_counts()[0]
+        assert hits == (0 if kind is jax.jit else 2)
+        acting.act = lambda: CHANGES[change](function, held, acting)
+        call(n)
+        assert acting.act is None
+        jaxmarshal.uninstall()
+        with jax.enable_x64(False):
+            for _ in range(3):
+                call(n)
+        jax.config.update("jax_enable_x64", False)
+    return seen
+
+
+def set_shape(array):
+    # As an assignment does, which newer versions of numpy warn of.
+    array.__setstate__((1, (1, array.size), array.dtype, False, array.tobytes()))
+
+
+def retell(function, held, acting):
+    held[0] += 1.0
+    function.clear_cache()
+
+
+def retell_all(function, held, acting):
+    held[0] += 1.0
+    jax.clear_caches()
+
+
+CHANGES = {
+    "what is closed over": retell,
+    "what is closed over, everywhere": retell_all,
+    "x64": lambda function, held, acting: jax.config.update("jax_enable_x64", True),
+    "shape of a numpy array": lambda function, held, acting: set_shape(acting.arguments[2]),
+    "values of a numpy array": lambda function, held, acting: acting.arguments[2].fill(9),
+    "an argument is deleted": lambda function, held, acting: acting.arguments[0].delete(),
+    "a leaf of the node is deleted": lambda function, held, acting: acting.arguments[1].delete(),
+    "collection": lambda function, held, acting: gc.collect(),
+    "jaxmarshal is installed": lambda function, held, acting: jaxmarshal.install(),
+    "jaxmarshal is uninstalled": lambda function, held, acting: jaxmarshal.uninstall(),
+}
+
+
+@pytest.mark.parametrize("signatures", SIGNATURES, ids=len)
+@pytest.mark.parametrize("moment", ["flatten", "unflatten", "hash"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_trap_15_in_the_middle_of_a_call(change, moment, signatures):
+    """Trap 15: a call ends with what it began with, or with what it finds, as in plain JAX."""
+    if moment == "hash" and ("deleted" in change or "shape" in change):
+        pytest.skip("plain JAX has looked at the array, and reads what is not there any more")
+    gc.collect()
+    before = _counters.snapshot()["live_plans"]
+    try:
+        outcomes = [run(kind, moment, signatures, change) for kind in (jax.jit, jaxmarshal.jit)]
+    finally:
+        jaxmarshal.uninstall()
+        jax.config.update("jax_enable_x64", False)
+    assert outcomes[0] == outcomes[1]
+    jax.clear_caches()
+    gc.collect()
+    assert _counters.snapshot()["live_plans"] <= before
