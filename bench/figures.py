@@ -1,21 +1,29 @@
 """Write the committed figures into the documents, between markers.
 
-    python bench/figures.py            rewrite bench/README.md and README.md
+    python bench/figures.py            rewrite both READMEs of bench/, and README.md
     python bench/figures.py --check    exit status 1 where they say something else
 
-The figures are the files in `bench/figures/`, written by `python -m jaxmarshal bench --json`.
+The figures are the files in `bench/figures/`, written by `python -m jaxmarshal bench --json`, and
+those in `bench/programs/figures/`, written by `bench/programs/run.py --json`.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from jaxmarshal.benchmarks import measure, results
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "programs"))
+
+import table  # noqa: E402  (the folder of the loops is no package)
+
 FIGURES = sorted((HERE / "figures").glob("*.json"))
+PROGRAMS = sorted((HERE / "programs" / "figures").glob("*.json"))
 
 #: The rows that the first README shows, (group, case).
 HEADLINES = (
@@ -37,6 +45,14 @@ HEADLINES = (
     ("eager", "x[0]"),
     ("eager", "jnp.zeros(3)"),
     ("asarray", "jnp.asarray(np f32[8])"),
+)
+
+#: The loops that the first README shows, and what they are.
+PROGRAM_HEADLINES = (
+    ("serving", "serving a model of 300 arrays, compiled ahead of time"),
+    ("blackjax_random_walk", "random-walk Metropolis with blackjax"),
+    ("gymnax_rollout", "CartPole with gymnax, policy and environment jitted"),
+    ("nnx_train", "training with flax nnx and optax"),
 )
 
 
@@ -83,15 +99,53 @@ def headlines() -> str:
     return "\n".join(lines)
 
 
+def programs() -> str:
+    """Every file of loops as a table."""
+    parts = []
+    for path in PROGRAMS:
+        found = json.loads(path.read_text())
+        title = f"### JAX {found['versions']['jax']}"
+        parts.append(f"{title}\n\n{table.markdown(found['rows'])}\n\n{table.title(found)}")
+    return "\n\n".join(parts)
+
+
+def program_headlines() -> str:
+    """The ratios of a few loops, a column for each file, and what all come to."""
+    documents = [json.loads(path.read_text()) for path in PROGRAMS]
+    names = [f"JAX {found['versions']['jax']}" for found in documents]
+    lines = [f"| program | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
+    ratios = [
+        {row["loop"]: row["ratio"] for row in found["rows"] if "ratio" in row}
+        for found in documents
+    ]
+    for loop, what in PROGRAM_HEADLINES:
+        cells = [f"{found[loop]:.2f} ×" if loop in found else "" for found in ratios]
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    lines.append("")
+    for name, found in zip(names, ratios, strict=True):
+        of = f" with {name}" if len(names) > 1 else ""
+        lines.append(
+            f"Half of {len(found)} [such programs](bench/programs/README.md){of} run at "
+            f"{median(found.values()):.2f} × or more; the worst runs at "
+            f"{min(found.values()):.2f} ×, the best at {max(found.values()):.2f} ×."
+        )
+    return "\n".join(lines)
+
+
 def documents() -> dict[Path, str]:
     """What each document should say."""
-    texts = {HERE / "README.md": all_figures(), HERE.parent / "README.md": headlines()}
-    wanted = {}
-    for path, text in texts.items():
-        before, start, rest = path.read_text(encoding="utf-8").partition("<!-- figures -->\n")
-        _, end, after = rest.partition("<!-- end of figures -->\n")
+    wanted: dict[Path, str] = {}
+    for path, name, text in (
+        (HERE / "README.md", "figures", all_figures()),
+        (HERE / "programs" / "README.md", "figures", programs()),
+        (HERE.parent / "README.md", "programs", program_headlines()),
+        (HERE.parent / "README.md", "figures", headlines()),
+    ):
+        old = wanted.get(path) or path.read_text(encoding="utf-8")
+        before, start, rest = old.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- end of {name} -->\n")
         if not (start and end):
-            raise SystemExit(f"{path} has no place for figures")
+            raise SystemExit(f"{path} has no place for {name}")
         wanted[path] = f"{before}{start}{text}\n{end}{after}"
     return wanted
 

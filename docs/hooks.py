@@ -34,6 +34,7 @@ logger = logging.getLogger("mkdocs.hooks.jaxmarshal")
 #: Documents outside of `docs/`, and where they are in the site.
 PAGES = {
     "bench/README.md": "benchmarks.md",
+    "bench/programs/README.md": "programs.md",
     "examples/README.md": "examples.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",

@@ -1,0 +1,29 @@
+"""diffrax: the same solve inside of `jax.jit`."""
+
+import diffrax
+import jax
+import jax.numpy as jnp
+
+LIBRARIES = ("diffrax",)
+
+
+def field(t, y, args):
+    return jnp.stack([y[1], -args * jnp.sin(y[0])])
+
+
+def make():
+    term, solver = diffrax.ODETerm(field), diffrax.Tsit5()
+    strength = jnp.asarray(1.5)
+
+    @jax.jit
+    def solve(y, strength):
+        solution = diffrax.diffeqsolve(
+            term, solver, t0=0.0, t1=0.1, dt0=0.05, y0=y, args=strength
+        )
+        return solution.ys[-1]
+
+    def step(y, i):
+        y = solve(y, strength)
+        return y, None
+
+    return jnp.asarray([1.0, 0.0]), step
