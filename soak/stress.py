@@ -33,6 +33,8 @@ from cases import Case, cases
 
 import jaxmarshal
 from jaxmarshal import _counters, _install
+from jaxmarshal._plan import Scalar
+from jaxmarshal._tape import Step
 from jaxmarshal.selfcheck.runner import first_difference
 
 #: Divergences that are told of.
@@ -138,11 +140,22 @@ class Soak:
         return turns
 
 
+def recorded() -> set[int]:
+    """The ids of the arrays that recordings keep: their constants, and numbers among arrays."""
+    found = set()
+    for holder in gc.get_objects():
+        if isinstance(holder, (Scalar, Step)):
+            for part in gc.get_referents(holder):
+                found.update(map(id, part if isinstance(part, tuple) else [part]))
+    return found
+
+
 def live() -> dict[str, int]:
-    """What can be left over: arrays, and in a debug build our own objects."""
+    """What can be left over: arrays of no recording, and in a debug build our own objects."""
     for _ in range(3):
         gc.collect()
-    found = {"arrays": len(jax.live_arrays())}
+    kept = recorded()
+    found = {"arrays": sum(id(array) not in kept for array in jax.live_arrays())}
     if _counters.debug_build():
         counters = _counters.snapshot()
         found.update({k: v for k, v in counters.items() if k in ("live_slots", "live_tables")})
@@ -172,13 +185,16 @@ def soak(seconds: float, threads: int, seed: int, collect: bool) -> dict[str, An
     for worker in workers:
         worker.join()
     gc.enable()
-    after = live()
+    after, kept = live(), sum(map(recorded().__contains__, map(id, jax.live_arrays())))
+    # A recording keeps a few; one that were made again and again would keep more and more.
+    if kept > len(chosen):
+        shared.divergences.append(f"recordings keep {kept} arrays")
     half, last = sizes[len(sizes) // 2], sizes[-1]
     return {
         "python": sys.version.split()[0], "jax": jax.__version__, "cases": len(chosen),
         "threads": threads, "seconds": seconds, "calls": sum(shared.calls.values()),
         "faults": shared.faults, "shakes": sum(shaken), "divergences": shared.divergences,
-        "left": {name: after[name] - before[name] for name in after},
+        "left": {name: after[name] - before[name] for name in after}, "recorded": kept,
         "rss_half_mib": half / 2**20, "rss_end_mib": last / 2**20,
         "hits": sum(entry["hits"] for entry in jaxmarshal.stats().values()),
     }  # fmt: skip
