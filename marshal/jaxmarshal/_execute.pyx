@@ -44,10 +44,11 @@ from jaxmarshal import _reference
 cdef extern from "jaxmarshal/containers.h":
     PyObject** jm_tuple_items(object items) noexcept
 
-cdef enum:
-    # Behind a call from outside, a host argument costs as much more as this many arrays save: as
-    # measured for functions of 10 to 42 arrays, on the CPU and behind the PJRT C API.
-    ARRAYS_PER_HOST_LEAF = 13
+# A call that places host data costs as much more than jaxlib's own as so many arrays save, and so
+# many more for each host argument. Measured between other computations, which leave neither way in
+# the caches of the processor; alone in a loop, 10 arrays make up for one argument.
+cdef Py_ssize_t _arrays_for_host_leaves = 48
+cdef Py_ssize_t _arrays_per_host_leaf = 32
 
 cdef object _compiled_call = _reference.compiled_call
 cdef object _mesh_executable_call = _reference.mesh_executable_call
@@ -236,7 +237,17 @@ cdef bint is_better_in_cpp(jm_table* table, bint keeps_scalars) noexcept:
     for i in range(table.count):
         if not (keeps_scalars and is_scalar(table.slots[i].kind)):
             host += jm_kind_is_host(table.slots[i].kind)
-    return host * ARRAYS_PER_HOST_LEAF > table.count - host
+    if not host:
+        return False
+    return _arrays_for_host_leaves + host * _arrays_per_host_leaf > table.count - host
+
+
+def weigh_host_leaves(first: int, each: int) -> tuple[int, int]:
+    """Place host data beside so many arrays, and so many for each; returns what held. For tests."""
+    global _arrays_for_host_leaves, _arrays_per_host_leaf
+    before = _arrays_for_host_leaves, _arrays_per_host_leaf
+    _arrays_for_host_leaves, _arrays_per_host_leaf = first, each
+    return before
 
 
 cdef int flatten_for_plan(

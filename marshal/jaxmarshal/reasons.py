@@ -201,7 +201,7 @@ REASONS: tuple[Reason, ...] = (
         "Too many arguments of a compiled call are host data. jaxlib's own C++ call places them "
         "at less cost than any call from outside could.",
         "Nothing; or place what you pass more than once with jax.device_put.",
-        "`compiled(np.ones(3))`, with fewer than 13 arrays beside it",
+        "`compiled(np.ones(3))`, with fewer than 80 arrays beside it",
     ),
     Reason(
         "no_backend",

@@ -54,9 +54,9 @@ def trees(world: World, record: Recorder) -> None:
     run = jax.jit(lambda x, *, y: (x, y * 2)).lower(world.put(), y=jnp.ones(3)).compile()
     record.calls("by keyword", lambda x, y: run(x, y=y), lambda: (world.put(), jnp.ones(3)))
 
-    many = [jnp.ones(2) * i for i in range(60)]
+    many = [jnp.ones(2) * i for i in range(90)]
     run = compiled(lambda xs, n: [x + n for x in xs], many, 2.0)
-    record.calls("sixty arrays and a scalar", run, lambda: (list(many), 3.0))
+    record.calls("ninety arrays and a scalar", run, lambda: (list(many), 3.0))
     record.calls("sixty arrays, numpy", run, lambda: ([np.ones(2, "f4")] * 60, 3.0))
 
     run = compiled(lambda key, x: (jax.random.fold_in(key, 1), x), jax.random.key(0), jnp.ones(2))
