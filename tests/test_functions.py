@@ -294,6 +294,23 @@ def test_values_that_compare_equal():
                 same(call, (value,))
 
 
+def test_numbers_in_turns():
+    """A function that is called with a few numbers in turns finds the array of each."""
+    x = array(1)
+    some = [0.0, -0.0, 0.5, float("nan"), 1.0, 3.0]
+    scaled = jax.jit(lambda x, v: x * v)
+    for value in some * 4:
+        same(scaled, (x, value))
+    arrays, before = len(jax.live_arrays()), hits("jit")
+    for value in some[::-1] * 3:
+        same(scaled, (x, value))
+    assert hits("jit") == before + 18
+    assert len(jax.live_arrays()) == arrays
+    for value in range(1000):    # others are not kept, however many there are
+        scaled(x, float(value))
+    assert len(jax.live_arrays()) <= arrays + 2
+
+
 def test_results_are_new_arrays():
     """What a call returned may be deleted or donated; constants among the steps are not."""
     x = array(1)

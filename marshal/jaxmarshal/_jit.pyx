@@ -62,6 +62,7 @@ BY_JIT, BY_PRIMITIVES, BY_FRONTS = _BY_JIT, _BY_PRIMITIVES, _BY_FRONTS
 
 cdef enum:
     SOME_MISSES = 4        # in a row; then calls go past the plans for a while
+    SOME_NUMBERS = 24      # the same of calls whose numbers are not known, which may come in turns
 
 cdef object _type = _reference.PjitFunction
 cdef object _cpp_pjit = _reference.cpp_pjit
@@ -144,7 +145,7 @@ cdef PyObject* _call(
         if PyErr_Occurred() != NULL:
             return NULL
         if not is_asked():
-            nothing_fitted(plans, reason, SOME_MISSES)
+            nothing_fitted(plans, reason, SOME_NUMBERS if reason == HOST_LEAVES else SOME_MISSES)
     if reason == HOST_LEAVES:    # there is a plan, for scalars that stay the same
         count_miss(numbers.jit, reason)
         return _call_reference(self, args, nargsf, names)

@@ -1,11 +1,11 @@
 """Plans: keeping and running them."""
 
+from cpython.float cimport PyFloat_AS_DOUBLE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, Py_XINCREF
-from libc.math cimport copysign
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 import weakref
 
@@ -47,8 +47,11 @@ cdef enum:
 cdef object _consume = _reference.consume_results
 cdef object _collect_garbage = _reference.collect_garbage
 cdef object _runtime_error = _reference.JaxRuntimeError
+
 cdef enum:
-    SEEN_OFTEN = 2      # calls in a row with one scalar, after the first
+    SEEN_OFTEN = 2      # further calls with the same scalar
+    MOST_SCALARS = 8    # values of one argument that are known at a time
+    MOST_SEEN = 15      # so often, however often; then others take its place soon enough
     MOST_SKIPPED = 63   # calls
 
 cdef bint _looks_for_donated = _reference.looks_for_donated
@@ -248,37 +251,70 @@ cdef int check_transfers(jm_intake* intake) except -1:
 
 
 cdef bint _is_the_same(object kept, object scalar) except -1:
-    """The same value of the same type; zeros of both signs, and no NaNs, are told apart."""
+    """The same value of the same type; zeros of both signs are told apart."""
+    cdef double one, other
     if kept is scalar:
         return True
-    if type(kept) is not type(scalar) or kept != scalar:
+    if type(kept) is not type(scalar):
         return False
-    return type(kept) is not float or bool(kept) or copysign(1.0, kept) == copysign(1.0, scalar)
+    if type(kept) is not float:
+        return kept == scalar
+    one, other = PyFloat_AS_DOUBLE(kept), PyFloat_AS_DOUBLE(scalar)
+    return memcmp(&one, &other, sizeof(double)) == 0
 
 
-# A scalar among the arguments: its value, in how many calls in a row it had that, and its array.
+# A scalar among the arguments: a value, how often it came in lately, and its array or None.
 cdef class Scalar:
     cdef object value
     cdef int seen
     cdef object array
 
 
+cdef Scalar _scalar_of(Plan plan, jm_slot* slot):
+    """What is known of the value that this argument has now, or None."""
+    cdef Scalar scalar
+    cdef list known = plan.scalars.get(slot.number)
+    if known is not None:
+        for item in known:
+            scalar = <Scalar>item
+            if _is_the_same(scalar.value, <object>slot.obj):
+                return scalar
+    return None
+
+
+cdef int _meet_scalar(Plan plan, jm_slot* slot) except -1:
+    """Note a new value in place of one that has not come in for long."""
+    cdef list known = plan.scalars.setdefault(slot.number, [])
+    cdef Scalar other, scalar = Scalar()
+    cdef Py_ssize_t i
+    scalar.value = <object>slot.obj
+    if len(known) < MOST_SCALARS:
+        known.append(scalar)
+        return 0
+    for i in range(MOST_SCALARS):
+        other = <Scalar>known[i]
+        if other.seen == 0:
+            known[i] = scalar
+            return 0
+    for item in known:
+        (<Scalar>item).seen -= 1
+    return 0
+
+
 cdef bint _note_scalar(Plan plan, jm_slot* slot) except -1:
-    """Is it what it was in the last calls? Notes what it is, unless that is only a question."""
-    cdef Scalar scalar = plan.scalars.get(slot.number)
-    if scalar is not None and _is_the_same(scalar.value, <object>slot.obj):
+    """Has the argument a value that comes in often? Notes it, unless that is only a question."""
+    cdef Scalar scalar = _scalar_of(plan, slot)
+    if scalar is not None:
         if not is_asked():
-            scalar.seen += scalar.seen < SEEN_OFTEN
+            scalar.seen += scalar.seen < MOST_SEEN
         return scalar.seen >= SEEN_OFTEN or scalar.array is not None
     if not is_asked():
-        scalar = Scalar()
-        scalar.value = <object>slot.obj
-        plan.scalars[slot.number] = scalar
+        _meet_scalar(plan, slot)
     return False
 
 
 cdef bint _are_kept(Plan plan, jm_intake* intake) except -1:
-    """Are all scalars what they were in the last calls?"""
+    """Have all scalars values that come in often?"""
     cdef Py_ssize_t i
     cdef bint kept = True
     if plan.scalars is None:
@@ -290,14 +326,11 @@ cdef bint _are_kept(Plan plan, jm_intake* intake) except -1:
 
 
 cdef object _put_or_kept(Plan plan, jm_slot* slot, object where):
-    """A host argument as an array; that of a scalar which stays the same is kept."""
-    cdef Scalar scalar
-    if not plan.keeps_scalars or not is_scalar(slot.kind):
-        return put_host(slot, <TargetPlan>slot.target, where)
-    scalar = plan.scalars.get(slot.number)
-    if scalar is None or scalar.seen < SEEN_OFTEN or not _is_the_same(
-        scalar.value, <object>slot.obj
-    ):
+    """A host argument as an array; that of a scalar which comes in often is kept."""
+    cdef Scalar scalar = None
+    if plan.keeps_scalars and is_scalar(slot.kind):
+        scalar = _scalar_of(plan, slot)
+    if scalar is None or (scalar.array is None and scalar.seen < SEEN_OFTEN):
         return put_host(slot, <TargetPlan>slot.target, where)
     if scalar.array is None:
         scalar.array = put_host(slot, <TargetPlan>slot.target, where)
