@@ -747,13 +747,100 @@ def test_set_mode():
     both(program, 0, 0)
 
 
+def clones_of(step):
+    """The nodes that `cached_partial` made for itself."""
+    (clones,) = [
+        cell.cell_contents for cell in step.__closure__ if isinstance(cell.cell_contents, tuple)
+    ]
+    return clones
+
+
 def test_cached_partial():
     def program():
         model, optimizer = made()
         step, x = nnx.cached_partial(train_step(), model, optimizer), jax.device_put(X)
-        return [step(x) for _ in range(3)], model, optimizer
+        clones = clones_of(step)
+        before = [id(value) for clone in clones for value in vars(clone).values()]
+        results = [step(x) for _ in range(4)]
+        after = [id(value) for clone in clones for value in vars(clone).values()]
+        return results, model, optimizer, before == after, clones
+
+    both(program, 3, 1)
+
+
+def test_cached_partial_beside_calls_without():
+    """The same function with live modules, and with the clones of two caches."""
+    def program():
+        function, x = train_step(), jax.device_put(X)
+        model, optimizer = made()
+        one, other = (nnx.cached_partial(function, model, optimizer) for _ in range(2))
+        results = []
+        for _ in range(3):
+            results += [one(x), other(x), function(model, optimizer, x)]
+        return results, model, optimizer
 
     counts_of(program)
+    assert counts()[0] >= 5
+
+
+@pytest.mark.parametrize("change", ["value", "metadata", "clone", "model", "shape", "deleted"])
+def test_cached_partial_after_a_change(change):
+    def program():
+        model, optimizer = made()
+        step, x = nnx.cached_partial(train_step(), model, optimizer), jax.device_put(X)
+        results = [step(x) for _ in range(4)]
+        clone = clones_of(step)[0]
+        if change == "value":
+            model.linear.kernel.set_value(model.linear.kernel.get_value() * 2)
+        elif change == "metadata":
+            model.linear.kernel.set_metadata("tag", 1)
+        elif change == "clone":
+            clone.linear.kernel = nnx.Param(clone.linear.kernel.get_value() * 2)
+        elif change == "model":
+            model.linear.kernel = nnx.Param(model.linear.kernel.get_value() * 2)
+        elif change == "shape":
+            x = x[:2]
+        else:
+            model.linear.kernel.get_raw_value().delete()
+        for _ in range(3):
+            try:
+                results.append(step(x))
+            except Exception as error:
+                results.append((type(error), str(error).splitlines()[:1]))
+        return results, None if change == "deleted" else clone
+
+    counts_of(program)
+    assert counts()[0] >= 3
+
+
+def test_a_cache_that_no_context_takes():
+    """What `static_cache` checks stays true: a call takes the cache, whoever performs it."""
+    from flax.nnx import graphlib
+
+    with jaxmarshal.installed():
+        model, optimizer = made()
+        step, x = nnx.cached_partial(train_step(), model, optimizer), jax.device_put(X)
+        for _ in range(4):
+            step(x)
+            assert graphlib.GRAPH_CONTEXT.tmp_static_cache is None
+        assert counts()[0] == 3
+        wrong = jax.device_put(np.ones((3, 5), np.float32))
+        with pytest.raises(TypeError):
+            step(wrong)
+        assert graphlib.GRAPH_CONTEXT.tmp_static_cache is None
+
+
+def test_a_cache_is_not_kept_alive():
+    with jaxmarshal.installed():
+        model, optimizer = made()
+        function, x = train_step(), jax.device_put(X)
+        step = nnx.cached_partial(function, model, optimizer)
+        for _ in range(4):
+            step(x)
+        seen = [weakref.ref(clone) for clone in clones_of(step)] + [weakref.ref(model)]
+        del step, model, optimizer
+        gc.collect()
+        assert [ref() for ref in seen] == [None] * 3
 
 
 # --- Threads, lifetimes, installing --------------------------------------------------------------

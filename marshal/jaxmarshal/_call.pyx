@@ -12,7 +12,7 @@ from jaxmarshal._errors cimport propagate
 from jaxmarshal._guard cimport begin, end
 from jaxmarshal._intake cimport jm_intake
 from jaxmarshal._match cimport Walk, match, match_array
-from jaxmarshal._nodes cimport Nodes, forget_nodes
+from jaxmarshal._nodes cimport Nodes, are_expected, forget_nodes
 from jaxmarshal._plan cimport Plan, Plans, build_results, make_index, run
 from jaxmarshal._records cimport is_as_resolved
 from jaxmarshal._signature cimport (
@@ -194,7 +194,7 @@ cdef bint _still_fits(Plan plan, Call* call, jm_intake* intake) except -1:
     """
     cdef Py_ssize_t i
     cdef int reason = HIT
-    if plan.dropped:
+    if plan.dropped or (call.nodes != NULL and not are_expected(<Nodes>call.nodes)):
         return False
     if not plan.runs_user_code and not call.asked.ran:
         return True

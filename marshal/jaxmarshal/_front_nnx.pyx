@@ -27,7 +27,7 @@ from jaxmarshal._match cimport Walk
 from jaxmarshal._method cimport (
     PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
 )
-from jaxmarshal._nodes cimport Nodes, add_node
+from jaxmarshal._nodes cimport Nodes, add_node, expected_count
 from jaxmarshal._plan cimport (
     Plan, Plans, give_plans, plans_of, run_the_same, set_plans, take_plan
 )
@@ -413,11 +413,13 @@ cdef class GraphPlan(Plan):
     cdef tuple sources      # of what is returned: numbers of results, or -1 - number of a node
 
 
-# The plans of one function that `nnx.jit` made.
+# The plans of one function that `nnx.jit` made; or those of its calls by `nnx.cached_partial`, which
+# belong to the cache of that.
 cdef class GraphPlans(Plans):
     cdef object jitted       # weak reference to the inner jitted function
     cdef StaticRule rule     # of that
     cdef Py_ssize_t known    # how many types of nodes there were
+    cdef bytes expected      # of a cache: the addresses of its nodes and variables, by number
 
 
 cdef Py_ssize_t _known_types() except -1:
@@ -583,11 +585,13 @@ cdef object _finish(GraphPlan plan, list results, Nodes nodes):
     """Write what nnx writes, and build what it returns."""
     cdef Write write
     cdef PyObject* node
+    cdef Py_ssize_t cached = expected_count(nodes)    # of these nnx writes variables only
     if nodes.puts is not None:
         for number, key, value in nodes.puts:
-            PyObject_GenericSetAttr(
-                nodes.items[<Py_ssize_t>number], <PyObject*>key, <PyObject*>value
-            )
+            if number >= cached:
+                PyObject_GenericSetAttr(
+                    nodes.items[<Py_ssize_t>number], <PyObject*>key, <PyObject*>value
+                )
     for number, impl in plan.keys:
         results[number] = _reference.PRNGKeyArray(impl, results[number])
     for item in plan.writes:
@@ -597,7 +601,7 @@ cdef object _finish(GraphPlan plan, list results, Nodes nodes):
             jm_set_member(
                 <PyObject*>_raw, node, PyList_GET_ITEM(<PyObject*>results, write.part.leaf)
             )
-        else:
+        elif write.number >= cached:
             value = _build(write.part, results, nodes)
             PyObject_GenericSetAttr(node, <PyObject*>write.key, <PyObject*>value)
     if plan.sources is None:
@@ -632,12 +636,26 @@ cdef int _expect_front(object jitted) except -1:
     return 0
 
 
-cdef GraphPlans _plans_for(object wrapped, object jitted):
-    cdef GraphPlans plans = <GraphPlans>plans_of(wrapped)
+cdef bytes _expected_by(object cache):
+    """The addresses of what a cache of `nnx.cached_partial` knows, by number; empty if unsuitable."""
+    cdef dict found = {}
+    for static in cache.values():
+        for obj, number in static.new_ref_index.items():
+            found[number] = id(obj)
+    if sorted(found) != list(range(len(found))):
+        return b""
+    return np.array([found[number] for number in range(len(found))], np.uintp).tobytes()
+
+
+cdef GraphPlans _plans_for(object owner, object jitted, object cache):
+    """The plans of a function or a cache."""
+    cdef GraphPlans plans = <GraphPlans>plans_of(owner)
     if not _are_current(plans, jitted):
         if plans is None:
             plans = GraphPlans()
-            give_plans(wrapped, plans)
+            if cache is not None:
+                plans.expected = _expected_by(cache)
+            give_plans(owner, plans)
         set_plans(plans, [])
         _expect_front(jitted)
         plans.jitted = weakref.ref(jitted)
@@ -703,8 +721,6 @@ cdef object _inner_of(object wrapped, int* reason):
     own = PyObject_GenericGetDict(wrapped, NULL)
     if own.get("in_shardings") is not None or own.get("kwarg_shardings") is not None:
         return None
-    if _graph_context.tmp_static_cache is not None:
-        return None
     return own.get("jitted_fn")
 
 
@@ -743,17 +759,26 @@ cdef PyObject* _call(
     if context is None:
         count_miss(_entry, reason)
         return _call_reference(args, nargsf, names)
-    plans = _plans_for(<object>args[0], jitted)
+    cache = _graph_context.tmp_static_cache
+    plans = _plans_for(<object>args[0] if cache is None else cache, jitted, cache)
+    if cache is not None and not plans.expected:
+        count_miss(_entry, OPTIONS)
+        return _call_reference(args, nargsf, names)
     nodes = Nodes()
+    nodes.expected = plans.expected
     describe(&call, args + 1, n - 1, names)
     call.entry = _entry
     call.nodes = <PyObject*>nodes
     reason = NOT_RECORDED
     found = NULL
     if plans.plans:
+        if cache is not None:    # whoever performs the call takes it
+            _graph_context.tmp_static_cache = None
         found = (<try_function>try_plans)(plans, plans.rule, context, &call, &reason)
         if found == NULL and PyErr_Occurred() != NULL:
             return NULL
+        if found == NULL and cache is not None:
+            _graph_context.tmp_static_cache = cache
     if found == NULL:
         count_miss(_entry, reason)
         nodes = None

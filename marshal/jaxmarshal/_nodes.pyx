@@ -4,7 +4,7 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uintptr_t
-from libc.string cimport memset
+from libc.string cimport memcmp, memset
 
 cdef enum:
     FEWEST = 64    # there is room for, at first
@@ -60,6 +60,19 @@ cdef int add_node(Nodes nodes, PyObject* obj) except -1:
     nodes.count += 1
     place[0] = nodes.count
     return 1
+
+
+cdef Py_ssize_t expected_count(Nodes nodes) noexcept:
+    return 0 if nodes.expected is None else len(nodes.expected) // sizeof(PyObject*)
+
+
+cdef bint are_expected(Nodes nodes) noexcept:
+    cdef Py_ssize_t n = expected_count(nodes)
+    if n == 0:
+        return True
+    return nodes.count >= n and memcmp(
+        nodes.items, <char*>nodes.expected, n * sizeof(PyObject*)
+    ) == 0
 
 
 cdef int forget_nodes(Nodes nodes) except -1:

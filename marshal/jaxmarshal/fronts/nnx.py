@@ -64,7 +64,8 @@ def _look_up() -> tuple[dict[str, Any], list[Any]]:
         graphlib.GRAPH_REGISTRY, graphlib.PYTREE_REGISTRY,
         compilation.JitWrapped, extract.NodeStates, graphlib.SplitContext, graphlib.MergeContext,
         graphlib.UpdateContext, graphlib.UpdateContextManager, variable, pytreelib.Pytree, status,
-        statelib.State, tracers.TraceState, HashableMapping,
+        statelib.State, tracers.TraceState, HashableMapping, graphlib.PythonRefMap,
+        graphlib.StaticCache,
     ]
     return names, rules
 
