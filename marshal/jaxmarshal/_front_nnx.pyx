@@ -413,8 +413,8 @@ cdef class GraphPlan(Plan):
     cdef tuple sources      # of what is returned: numbers of results, or -1 - number of a node
 
 
-# The plans of one function that `nnx.jit` made; or those of its calls by `nnx.cached_partial`, which
-# belong to the cache of that.
+# The plans of one function that `nnx.jit` made; or of its calls by `nnx.cached_partial`, which
+# belong to its cache.
 cdef class GraphPlans(Plans):
     cdef object jitted       # weak reference to the inner jitted function
     cdef StaticRule rule     # of that
@@ -637,7 +637,7 @@ cdef int _expect_front(object jitted) except -1:
 
 
 cdef bytes _expected_by(object cache):
-    """The addresses of what a cache of `nnx.cached_partial` knows, by number; empty if unsuitable."""
+    """The addresses of what a cache of `nnx.cached_partial` knows, by number; b"" if unsuitable."""
     cdef dict found = {}
     for static in cache.values():
         for obj, number in static.new_ref_index.items():
