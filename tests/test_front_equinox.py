@@ -523,6 +523,21 @@ def test_classes_of_one_name():
     compare(make, 4, 4)
 
 
+def test_a_class_that_got_another_name():
+    """equinox writes the name into the docstrings of its functions for the class; only there."""
+    class Renamed(eqx.Module):
+        value: jax.Array
+        scale: float
+
+    Renamed.__name__ = Renamed.__qualname__ = "Outer.Renamed"
+
+    def make():
+        call = eqx.filter_jit(lambda m, x: Renamed(m.value + x, m.scale))
+        return repeated(call, 4, Renamed(jnp.ones(3), 2.0), jnp.ones(3))
+
+    compare(make, 2, 2)
+
+
 def test_a_leaf_that_becomes_a_node():
     class Late:
         def __init__(self, x):

@@ -34,11 +34,20 @@ def _is_read_plainly(cls: type) -> bool:
     return False
 
 
+def _has_the_code(function: types.FunctionType, made: types.FunctionType) -> bool:
+    """Is its code the same? The docstring may name the class as it was called when it was made."""
+    code, other = function.__code__, made.__code__
+    text, constants = function.__doc__, other.co_consts
+    if type(text) is str and code.co_consts[:1] == (text,) and constants[:1] == (made.__doc__,):
+        other = other.replace(co_consts=(text, *constants[1:]))
+    return code == other
+
+
 def _does_the_same(function: Any, made: types.FunctionType) -> bool:
     """Is it a function that equinox has made just as this one?"""
     return (
         type(function) is types.FunctionType
-        and function.__code__ == made.__code__
+        and _has_the_code(function, made)
         and function.__defaults__ is None
         and function.__closure__ is None
         and function.__globals__.get("MISSING") is _flatten.MISSING
