@@ -109,7 +109,7 @@ def programs() -> dict:
         big = {"a": [make(places["rows"])] * 30, "b": make(places["replicated"])}
         tree = jax.jit(lambda t: jax.tree.map(lambda x: x * 2, t)).lower(big).compile()
         yield lambda: tree(big)
-        many = [make(places["rows"])] * 30
+        many = [make(places["rows"])] * 90
         scaled = jax.jit(lambda xs, n: [x * n for x in xs]).lower(many, 2.0).compile()
         yield lambda: scaled(many, 3.0)    # host data among many arrays
         by_host = jax.jit(lambda x: x * 2, in_shardings=places["replicated"]).lower(matrix())
