@@ -311,6 +311,66 @@ def test_numbers_in_turns():
     assert len(jax.live_arrays()) <= arrays + 2
 
 
+SEEDED = {
+    "fold_in": lambda i: jax.random.fold_in(jax.random.key(7), i),
+    "fold_in, by name": lambda i: jax.random.fold_in(data=i, key=jax.random.PRNGKey(7)),
+    "key": lambda i: jax.random.key(i),
+    "key, another kind": lambda i: jax.random.key(i, impl="rbg"),
+    "PRNGKey": lambda i: jax.random.PRNGKey(seed=i),
+}
+
+
+CONTEXTS_OF_SEEDS = [
+    lambda: jax.enable_x64(True),
+    lambda: jax.default_device(jax.devices()[-1]),
+    lambda: jax.transfer_guard("disallow"),
+    lambda: jax.transfer_guard_host_to_device("disallow"),
+    lambda: jax.numpy_dtype_promotion("strict"),
+    lambda: jax.default_prng_impl("rbg"),
+    lambda: jax.threefry_partitionable(False),
+    lambda: jax.debug_nans(True),
+    lambda: jax._src.config.random_seed_offset(3),
+    lambda: jax.disable_jit(),
+]
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_numbers_that_change(name):
+    """One recording serves all numbers of which the function makes an array at once."""
+    call = SEEDED[name]
+    for i in range(6):
+        same(call, (i,))
+    before = hits()
+    for i in (100, 70, 2**31 - 1, 50, 11, 12):
+        same(call, (i,))
+    assert hits() >= before + 6
+    for i in (0, 1, 1, 1, 100, 1):    # one that comes again is recorded by itself
+        same(call, (i,))
+    for i in (
+        -1, 2**31, 2**32 - 1, 2**32, 2**63, -2**63, 2**64, True, 5.0, np.int8(5), np.uint32(5),
+        np.array(5), jnp.uint8(5), np.array([5]), "5", None,
+    ):  # fmt: skip
+        same(call, (i,))
+    for i in (8, 9, 10):
+        for make in CONTEXTS_OF_SEEDS:
+            same(call, (i,), make)
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_numbers_that_change_while_jax_traces(name):
+    """A number is not made an array outside of a trace that is in progress."""
+    call = SEEDED[name]
+    for i in range(6):
+        call(i)
+    for i in (20, 21):
+        same(lambda i: jax.random.key_data(jax.vmap(lambda x: (call(i), x)[0])(jnp.ones(3))), (i,))
+        texts = []
+        for installed in (jaxmarshal.installed, without_jaxmarshal):
+            with installed():
+                texts.append(str(jax.make_jaxpr(lambda x: (call(i), x))(1.0)))
+        assert texts[0] == texts[1]
+
+
 def test_results_are_new_arrays():
     """What a call returned may be deleted or donated; constants among the steps are not."""
     x = array(1)

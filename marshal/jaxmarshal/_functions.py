@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 from jaxmarshal import _reference, _replay
 
 _NUMPY = [
@@ -78,6 +80,14 @@ _MODULES = (
 #: Functions with a derivative of their own: objects of one class, called through its `__call__`.
 _WITH_DERIVATIVES = (("jax.nn", ["relu", "relu6"]),)
 
+#: Functions that make an array of a number before they look at it, so that any number takes the
+#: same steps: the number's place, its name, and how it is converted.
+_NUMBERS = {
+    "fold_in": (1, "data", np.uint32),
+    "key": (0, "seed", np.int64),
+    "PRNGKey": (0, "seed", np.int64),
+}
+
 #: Methods of `x.at[...]`.
 _UPDATES = ("add", "apply", "divide", "get", "max", "min", "multiply", "power", "set", "subtract")
 
@@ -96,12 +106,17 @@ def _found(modules: tuple[tuple[str, list[str]], ...]) -> Iterator[Any]:
                 yield found
 
 
+def _number_of(function: FunctionType) -> tuple[int, str, type] | None:
+    is_random = function.__module__.startswith("jax._src.random")
+    return _NUMBERS.get(function.__name__) if is_random else None
+
+
 def functions() -> list[tuple[Any, Any]]:
     """Pairs of a function of the reference and its replacement."""
     if not _reference.HAVE_REPLAY:
         return []
     return [
-        (function, _replay.make_row("functions", function))
+        (function, _replay.make_row("functions", function, _number_of(function)))
         for function in _found(_MODULES)
         if type(function) is FunctionType
     ]

@@ -9,6 +9,12 @@ cdef class Row:
     cdef object call         # by which it is called
     cdef int missed          # calls in a row that nothing fitted
     cdef int skip            # so many calls go to the reference unseen
+    # Of a function that makes an array of a number before it looks at it: the number's place, its
+    # name, and the type of numpy's by which that is done; or None.
+    cdef Py_ssize_t number_at
+    cdef str number_name
+    cdef object number_type
+    cdef list numbers        # the last ones
 
 # A call of the function; a new reference, or NULL with an error set.
 cdef PyObject* call_row(

@@ -14,7 +14,9 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memcpy
 
-from jaxmarshal._classify cimport JM_ARRAY, JM_KEY_ARRAY, Py_TYPE, jm_kind_of_type, types
+from jaxmarshal._classify cimport (
+    JM_ARRAY, JM_INT, JM_KEY_ARRAY, Py_TYPE, jm_kind_of_type, types
+)
 from jaxmarshal._context cimport Context, on_forget, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG
 from jaxmarshal._jit_context cimport operation_context
@@ -37,6 +39,7 @@ from jaxmarshal._tape cimport (
 import numpy as np
 
 from jaxmarshal import _reference
+from jaxmarshal._device_put import device_put
 
 cdef extern from *:
     PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
@@ -48,6 +51,10 @@ cdef enum:
     MOST_WAITED = 1024     # calls of a kind before one is recorded again, where none could be kept
     MANY_MISSES = 64       # in a row; then most calls of the function are left to the reference
     SKIPPED = 7            # of eight
+    MOST_NUMBERS = 8       # that are told from numbers which come in for the first time
+    MOST_CONVERTED = 8     # arguments of a call with a number that is converted
+
+cdef long long MOST_NUMBER = <long long>1 << 31    # of those that are converted
 
 cdef object _single_type = _reference.SingleDeviceSharding
 cdef object _debug_key_reuse = _reference.debug_key_reuse
@@ -61,6 +68,7 @@ cdef class Row:
     def __cinit__(self, int entry, reference):
         self.entry = entry
         self.reference = self.call = reference
+        self.numbers = []
         _rows.append(self)
 
 
@@ -457,6 +465,58 @@ cdef object _call_looked_at(Row row, PyObject** args, Py_ssize_t n, PyObject* na
             Py_DECREF(<object>key)
 
 
+# --- Numbers that change -------------------------------------------------------------------------
+
+cdef Py_ssize_t _place_of_number(Row row, PyObject** args, Py_ssize_t n, PyObject* names) except -2:
+    """Where a number is that the function makes an array of, or -1."""
+    cdef Py_ssize_t i, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
+    cdef Py_ssize_t place = row.number_at if row.number_at < n else -1
+    for i in range(named):
+        if <object>PyTuple_GET_ITEM(names, i) == row.number_name:
+            place = n + i
+    if place < 0 or n + named > MOST_CONVERTED:
+        return -1
+    if jm_kind_of_type(&types, Py_TYPE(args[place])) != JM_INT:
+        return -1
+    return place if 0 <= <object>args[place] < MOST_NUMBER else -1
+
+
+cdef bint _comes_again(Row row, object number) except -1:
+    """Is it one of the last numbers? Those have recordings of their own, with their arrays."""
+    if number in row.numbers:
+        return True
+    if not is_asked():
+        row.numbers = [number, *row.numbers[:MOST_NUMBERS - 1]]
+    return False
+
+
+cdef object _array_of(Row row, object number):
+    """The array that the function would make of it."""
+    count_steps(True)
+    try:
+        return device_put(row.number_type(number))
+    finally:
+        count_steps(False)
+
+
+cdef object _call_with_number(Row row, PyObject** args, Py_ssize_t n, PyObject* names):
+    """As `_call_looked_at`; a number that is new is made an array, and so is none of the key."""
+    cdef PyObject* own[MOST_CONVERTED]
+    cdef Sources none
+    cdef int reason
+    cdef Py_ssize_t place = _place_of_number(row, args, n, names)
+    none.count = 0
+    if (
+        place < 0 or _tape.current is not None or _comes_again(row, <object>args[place])
+        or operation_context(&reason) is None or _obstacle(&none) != HIT
+    ):
+        return _call_looked_at(row, args, n, names)
+    array = _array_of(row, <object>args[place])
+    memcpy(own, args, (n + (0 if names == NULL else PyTuple_GET_SIZE(names))) * sizeof(PyObject*))
+    own[place] = <PyObject*>array
+    return _call_looked_at(row, own, n, names)
+
+
 cdef PyObject* call_row(
     Row row, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
@@ -466,7 +526,10 @@ cdef PyObject* call_row(
             row.skip -= 1
         count_miss(row.entry, NOT_RECORDED)
     else:
-        result = _call_looked_at(row, args, PyVectorcall_NARGS(nargsf), names)
+        if row.number_type is None:
+            result = _call_looked_at(row, args, PyVectorcall_NARGS(nargsf), names)
+        else:
+            result = _call_with_number(row, args, PyVectorcall_NARGS(nargsf), names)
         if result is not None:
             Py_INCREF(result)
             return <PyObject*>result
@@ -479,13 +542,23 @@ cdef PyObject* _call_method(
     return (<row_function>call_row)(<Row>(<Method>method).inner, args, nargsf, names)
 
 
-def make_row(str entry, reference):
-    """The replacement of a function of the reference whose calls are replayed."""
+def make_row(str entry, reference, number=None):
+    """The replacement of a function of the reference whose calls are replayed.
+
+    Args:
+      entry: the name of its entry point.
+      reference: the function.
+      number: place, name and type of an argument of which it makes an array, as `type(argument)`,
+        before it looks at it; or None.
+    """
     cdef Method method
+    cdef Row row
     if reference is None:
         return None
     method = make_method(<vectorcallfunc>_call_method, reference)
-    method.inner = Row(entry_number(entry), reference)
+    method.inner = row = Row(entry_number(entry), reference)
+    if number is not None:
+        row.number_at, row.number_name, row.number_type = number
     return method
 
 
