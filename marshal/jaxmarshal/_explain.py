@@ -133,8 +133,9 @@ def _unwrap(
         return f.__func__, (f.__self__, *args), kwargs
     if f is operator.getitem and args and type(args[0]) is _reference.ArrayImpl:
         return _reference.array_getitem, args, kwargs
-    if _replay.is_replayed_object(f):
-        return _reference.custom_jvp_call, (f, *args), kwargs
+    called_by = _replay.method_calling(f)
+    if called_by is not None:
+        return called_by, (f, *args), kwargs
     for cls, name in (
         (_reference.Compiled, "compiled_call"),
         (_reference.ExecuteReplicated, "execute_replicated_call"),

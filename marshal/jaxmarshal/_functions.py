@@ -18,9 +18,10 @@ import numpy as np
 from jaxmarshal import _reference, _replay
 
 _NUMPY = [
-    "arange", "array_equal", "array_equiv", "array_split", "astype", "average", "bartlett",
+    "arange", "argmax", "argmin", "array_equal", "array_equiv", "array_split", "astype",
+    "average", "bartlett",
     "blackman", "broadcast_arrays", "broadcast_to", "choose", "column_stack", "concat",
-    "concatenate", "conj", "copy", "cumulative_prod", "cumulative_sum", "degrees", "diag",
+    "concatenate", "copy", "cumulative_prod", "cumulative_sum", "degrees", "diag",
     "diag_indices", "diagflat", "divide", "dsplit", "dstack", "einsum", "empty", "empty_like",
     "expand_dims", "eye", "flip", "fliplr", "flipud", "full_like", "geomspace", "hamming",
     "hanning", "hsplit", "hstack", "identity", "indices", "interp", "isin", "isneginf",
@@ -81,18 +82,36 @@ _MODULES = (
 _WITH_DERIVATIVES = (("jax.nn", ["relu", "relu6"]),)
 
 #: Functions that make an array of a number before they look at it, so that any number takes the
-#: same steps: the number's place, its name, and how it is converted.
+#: same steps.
 _NUMBERS = {
-    "fold_in": (1, "data", np.uint32),
-    "key": (0, "seed", np.int64),
-    "PRNGKey": (0, "seed", np.int64),
+    "fold_in": _replay.Number(1, "data", np.uint32),
+    "key": _replay.Number(0, "seed", np.int64),
+    "PRNGKey": _replay.Number(0, "seed", np.int64),
 }
+
+#: The second argument of an operator, and where calls without a number are not replayed.
+_OPERAND = _replay.Number(1, "other", _replay.number_as_it_is)
+_NUMBER = _replay.Number(1, "other", _replay.number_as_it_is, only=True)
 
 #: Methods of `x.at[...]`.
 _UPDATES = ("add", "apply", "divide", "get", "max", "min", "multiply", "power", "set", "subtract")
 
 #: Methods of arrays that are functions of Python, beside `__getitem__`.
-_METHODS = ("astype", "copy", "reshape", "squeeze", "swapaxes", "transpose")
+_METHODS = (
+    "argmax", "argmin", "astype", "clip", "copy", "ptp", "repeat", "reshape", "round", "squeeze",
+    "std", "swapaxes", "trace", "transpose", "var",
+)
+
+#: Operators of arrays: those that hand a number on as it is; of these those that take little more
+#: than one dispatch without a number; and those that decide by their arguments.
+_OPERATORS = ("add", "radd", "sub", "rsub", "mul", "rmul")
+_NUMBER_OPERATORS = (
+    "truediv", "rtruediv", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge",
+)
+_DECIDING_OPERATORS = ("pow", "rpow", "and", "rand", "or", "ror", "xor", "rxor")
+
+#: The same of numpy's kind of functions.
+_NUMBER_UFUNCS = ("maximum", "minimum")
 
 
 def _found(modules: tuple[tuple[str, list[str]], ...]) -> Iterator[Any]:
@@ -106,7 +125,7 @@ def _found(modules: tuple[tuple[str, list[str]], ...]) -> Iterator[Any]:
                 yield found
 
 
-def _number_of(function: FunctionType) -> tuple[int, str, type] | None:
+def _number_of(function: FunctionType) -> _replay.Number | None:
     is_random = function.__module__.startswith("jax._src.random")
     return _NUMBERS.get(function.__name__) if is_random else None
 
@@ -126,13 +145,30 @@ def methods() -> list[tuple[type, str, Any, Any]]:
     """A class, the name of its method, the reference's method and its replacement."""
     if not _reference.HAVE_REPLAY:
         return []
-    places = [(_reference.IndexUpdateRef, name) for name in _UPDATES]
-    places += [(_reference.ArrayImpl, name) for name in _METHODS]
-    found = [(cls, name, vars(cls).get(name)) for cls, name in places]
+    array = _reference.ArrayImpl
+    places: list[tuple[type, str, Any]]
+    places = [(_reference.IndexUpdateRef, name, None) for name in _UPDATES]
+    places += [(array, name, None) for name in _METHODS]
+    places += [(array, f"__{name}__", _OPERAND) for name in _OPERATORS]
+    places += [(array, f"__{name}__", _NUMBER) for name in _NUMBER_OPERATORS]
+    places += [(array, f"__{name}__", None) for name in _DECIDING_OPERATORS]
+    found = [(cls, name, vars(cls).get(name), number) for cls, name, number in places]
     made = [
-        (cls, name, method, _replay.make_row("functions", method))
-        for cls, name, method in found
+        (cls, name, method, _replay.make_row("functions", method, number))
+        for cls, name, method, number in found
         if type(method) is FunctionType
     ]
-    call = _replay.make_derivative_call("functions", list(_found(_WITH_DERIVATIVES)))
-    return [*made, (_reference.custom_jvp, "__call__", _reference.custom_jvp_call, call)]
+    return [*made, *_calls_of_objects()]
+
+
+def _calls_of_objects() -> Iterator[tuple[type, str, Any, Any]]:
+    """The methods by which functions that are objects of a class are called."""
+    derivatives = [(function, None) for function in _found(_WITH_DERIVATIVES)]
+    ufuncs = [(function, _NUMBER) for function in _found((("jax.numpy", list(_NUMBER_UFUNCS)),))]
+    for cls, reference, listed in (
+        (_reference.custom_jvp, _reference.custom_jvp_call, derivatives),
+        (_reference.ufunc, _reference.ufunc_call, ufuncs),
+    ):
+        chosen = [(function, number) for function, number in listed if type(function) is cls]
+        call = _replay.make_object_call("functions", reference, chosen)
+        yield cls, "__call__", reference, call

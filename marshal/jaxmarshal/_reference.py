@@ -254,6 +254,8 @@ IndexUpdateRef = _lookup("jax._src.numpy.array_methods", "_IndexUpdateRef")
 custom_jvp = _lookup("jax._src.custom_derivatives", "custom_jvp")
 custom_jvp_primitive = _lookup("jax._src.custom_derivatives", "custom_jvp_call_p")
 custom_jvp_call = _lookup("jax._src.custom_derivatives", "custom_jvp.__call__")
+ufunc = _lookup("jax._src.numpy.ufunc_api", "ufunc")
+ufunc_call = _lookup("jax._src.numpy.ufunc_api", "ufunc.__call__")
 legacy_prng_key = _lookup("jax._src.config", "legacy_prng_key")
 enable_custom_prng = _lookup("jax._src.config", "enable_custom_prng")
 default_prng_impl = _lookup("jax._src.config", "default_prng_impl")
@@ -322,7 +324,7 @@ function_rules = _places(
     "jax._src.random.threefry2x32", "jax._src.random.prng:PRNGKeyArray",
     "jax._src.custom_derivatives:custom_jvp", "jax._src.custom_derivatives:CustomJVPCallPrimitive",
     "jax._src.numpy.array_methods:_IndexUpdateRef",
-    "jax._src.numpy.array_methods:_IndexUpdateHelper",
+    "jax._src.numpy.array_methods:_IndexUpdateHelper", "jax._src.numpy.ufunc_api:ufunc",
 )  # fmt: skip
 #: What placing arguments, and calls of executables in Python, look names up in.
 placement_rules = _places(
@@ -381,7 +383,8 @@ HAVE_EAGER: bool = _have(
 )
 HAVE_REPLAY: bool = _have(
     "HAVE_REPLAY", array_getitem, canonicalize_dtype, PRNGKeyArray, IndexUpdateRef, custom_jvp,
-    custom_jvp_call, custom_jvp_primitive, *numpy_key_states, *function_rules, flags=("HAVE_EAGER",)
+    custom_jvp_call, custom_jvp_primitive, ufunc, ufunc_call, *numpy_key_states, *function_rules,
+    flags=("HAVE_EAGER",),
 )
 HAVE_LAYOUT_PROBE: bool = _have(
     "HAVE_LAYOUT_PROBE", ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put,

@@ -2,6 +2,13 @@
 
 from cpython.object cimport PyObject
 
+# An argument of which a function makes an array before it decides anything by it.
+cdef class Number:
+    cdef readonly Py_ssize_t at    # by position
+    cdef readonly str name
+    cdef readonly object convert   # makes of it what the function makes an array of
+    cdef readonly bint only        # are calls without a number left to the reference?
+
 # One function of the reference.
 cdef class Row:
     cdef int entry           # the number of its entry point
@@ -9,12 +16,8 @@ cdef class Row:
     cdef object call         # by which it is called
     cdef int missed          # calls in a row that nothing fitted
     cdef int skip            # so many calls go to the reference unseen
-    # Of a function that makes an array of a number before it looks at it: the number's place, its
-    # name, and the type of numpy's by which that is done; or None.
-    cdef Py_ssize_t number_at
-    cdef str number_name
-    cdef object number_type
-    cdef list numbers        # the last ones
+    cdef Number number       # of a function that makes an array of one before it looks at it
+    cdef list numbers        # the last ones that came in
 
 # A call of the function; a new reference, or NULL with an error set.
 cdef PyObject* call_row(

@@ -15,7 +15,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memcpy
 
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_INT, JM_KEY_ARRAY, Py_TYPE, jm_kind_of_type, types
+    JM_ARRAY, JM_FLOAT, JM_INT, JM_KEY_ARRAY, Py_TYPE, jm_kind_of_type, types
 )
 from jaxmarshal._context cimport Context, on_forget, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG
@@ -28,8 +28,8 @@ from jaxmarshal._replay_key cimport Sources, key_of, numbers_in, release_sources
 from jaxmarshal._rules cimport function_rules, is_untouched
 from jaxmarshal cimport _tape
 from jaxmarshal._stats cimport (
-    DELETED, GUARD, HIT, NOT_RECORDED, REPLACED, SHARDING, UNKNOWN_TYPE, UNSUPPORTED, count_miss,
-    count_steps, decided_to_hit, entries, entry_number, is_asked
+    DELETED, GUARD, HIT, NOT_RECORDED, REPLACED, SHARDING, TRACE, UNKNOWN_TYPE, UNSUPPORTED,
+    count_miss, count_steps, decided_to_hit, entries, entry_number, is_asked
 )
 from jaxmarshal._tape cimport (
     MOST_VALUES, Step, Tape, describe_result, fill, fold_constants, have_their_rules,
@@ -55,6 +55,7 @@ cdef enum:
     MOST_CONVERTED = 8     # arguments of a call with a number that is converted
 
 cdef long long MOST_NUMBER = <long long>1 << 31    # of those that are converted
+cdef double MOST_FLOAT = 1e38                      # the same; larger ones make numpy warn
 
 cdef object _single_type = _reference.SingleDeviceSharding
 cdef object _debug_key_reuse = _reference.debug_key_reuse
@@ -400,11 +401,18 @@ cdef object _replayed(Row row, Replay replay, Sources* sources):
     return result
 
 
-cdef bint _is_to_record(Row row, Replay replay) noexcept:
-    """Count a miss for which there is a key, and see whether its steps are to be kept."""
+cdef void _count_missed(Row row) noexcept:
+    """Count a miss, unless that is only a question."""
+    if is_asked():
+        return
     row.missed += 1
     if row.missed > MANY_MISSES:
         row.skip = SKIPPED
+
+
+cdef bint _is_to_record(Row row, Replay replay) noexcept:
+    """Count a miss for which there is a key, and see whether its steps are to be kept."""
+    _count_missed(row)
     replay.seen += 1
     return replay.seen > replay.wait
 
@@ -437,6 +445,8 @@ cdef object _call(
             raise
         reason = UNKNOWN_TYPE
     if replay is None:
+        if reason != TRACE:
+            _count_missed(row)
         count_miss(row.entry, reason)
         return None
     result = _replayed(row, replay, sources)
@@ -467,16 +477,30 @@ cdef object _call_looked_at(Row row, PyObject** args, Py_ssize_t n, PyObject* na
 
 # --- Numbers that change -------------------------------------------------------------------------
 
+cdef class Number:
+    def __cinit__(self, at, name, convert, only=False):
+        self.at, self.name, self.convert, self.only = at, name, convert, only
+
+
+def number_as_it_is(number):
+    """For functions that hand a number on to a function that JAX jitted."""
+    return number
+
+
 cdef Py_ssize_t _place_of_number(Row row, PyObject** args, Py_ssize_t n, PyObject* names) except -2:
     """Where a number is that the function makes an array of, or -1."""
+    cdef int kind
     cdef Py_ssize_t i, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
-    cdef Py_ssize_t place = row.number_at if row.number_at < n else -1
+    cdef Py_ssize_t place = row.number.at if row.number.at < n else -1
     for i in range(named):
-        if <object>PyTuple_GET_ITEM(names, i) == row.number_name:
+        if <object>PyTuple_GET_ITEM(names, i) == row.number.name:
             place = n + i
     if place < 0 or n + named > MOST_CONVERTED:
         return -1
-    if jm_kind_of_type(&types, Py_TYPE(args[place])) != JM_INT:
+    kind = jm_kind_of_type(&types, Py_TYPE(args[place]))
+    if kind == JM_FLOAT and row.number.convert is number_as_it_is:
+        return place if abs(<object>args[place]) < MOST_FLOAT else -1
+    if kind != JM_INT:
         return -1
     return place if 0 <= <object>args[place] < MOST_NUMBER else -1
 
@@ -490,11 +514,21 @@ cdef bint _comes_again(Row row, object number) except -1:
     return False
 
 
+cdef bint _is_where_others_are(PyObject** args, Py_ssize_t n, Py_ssize_t place) except -1:
+    """Are the arrays on one device each? With others the call is not replayed."""
+    cdef Py_ssize_t i
+    for i in range(n):
+        if i != place and jm_kind_of_type(&types, Py_TYPE(args[i])) == JM_ARRAY:
+            if type(array_sharding(<object>args[i])) is not _single_type:
+                return False
+    return True
+
+
 cdef object _array_of(Row row, object number):
     """The array that the function would make of it."""
     count_steps(True)
     try:
-        return device_put(row.number_type(number))
+        return device_put(row.number.convert(number))
     finally:
         count_steps(False)
 
@@ -509,6 +543,7 @@ cdef object _call_with_number(Row row, PyObject** args, Py_ssize_t n, PyObject* 
     if (
         place < 0 or _tape.current is not None or _comes_again(row, <object>args[place])
         or operation_context(&reason) is None or _obstacle(&none) != HIT
+        or not _is_where_others_are(args, n, place)
     ):
         return _call_looked_at(row, args, n, names)
     array = _array_of(row, <object>args[place])
@@ -517,16 +552,29 @@ cdef object _call_with_number(Row row, PyObject** args, Py_ssize_t n, PyObject* 
     return _call_looked_at(row, own, n, names)
 
 
+cdef bint _has_number(PyObject** args, Py_ssize_t n) noexcept:
+    """Is the second of two arguments a number?"""
+    cdef int kind
+    if n != 2:
+        return False
+    kind = jm_kind_of_type(&types, Py_TYPE(args[1]))
+    return kind == JM_INT or kind == JM_FLOAT
+
+
 cdef PyObject* call_row(
     Row row, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
     cdef object result
+    if row.number is not None and row.number.only and not _has_number(
+        args, PyVectorcall_NARGS(nargsf)
+    ):
+        return PyObject_Vectorcall(<PyObject*>row.call, args, nargsf, names)
     if row.skip:
         if not is_asked():
             row.skip -= 1
         count_miss(row.entry, NOT_RECORDED)
     else:
-        if row.number_type is None:
+        if row.number is None:
             result = _call_looked_at(row, args, PyVectorcall_NARGS(nargsf), names)
         else:
             result = _call_with_number(row, args, PyVectorcall_NARGS(nargsf), names)
@@ -542,14 +590,13 @@ cdef PyObject* _call_method(
     return (<row_function>call_row)(<Row>(<Method>method).inner, args, nargsf, names)
 
 
-def make_row(str entry, reference, number=None):
+def make_row(str entry, reference, Number number=None):
     """The replacement of a function of the reference whose calls are replayed.
 
     Args:
       entry: the name of its entry point.
       reference: the function.
-      number: place, name and type of an argument of which it makes an array, as `type(argument)`,
-        before it looks at it; or None.
+      number: an argument of which it makes an array before it decides anything by it, or None.
     """
     cdef Method method
     cdef Row row
@@ -557,8 +604,7 @@ def make_row(str entry, reference, number=None):
         return None
     method = make_method(<vectorcallfunc>_call_method, reference)
     method.inner = row = Row(entry_number(entry), reference)
-    if number is not None:
-        row.number_at, row.number_name, row.number_type = number
+    row.number = number
     return method
 
 
@@ -572,37 +618,46 @@ def _forget() -> None:
 on_forget(_forget)
 
 
-# --- Functions with a derivative of their own ----------------------------------------------------
+# --- Functions that are objects of a class -------------------------------------------------------
 
 cdef dict _rows_of_objects = {}    # id of such a function -> its Row; they live as long as JAX
-cdef object _custom_jvp_call = _reference.custom_jvp_call
 
 
-cdef PyObject* _call_with_derivative(
+cdef PyObject* _call_object(
     PyObject* method, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
-    """`custom_jvp.__call__(self, *args, **kwargs)`."""
+    """`cls.__call__(self, *args, **kwargs)`."""
     cdef object row = None
     if PyVectorcall_NARGS(nargsf):
         row = _rows_of_objects.get(<size_t>args[0])
     if row is None:
-        return PyObject_Vectorcall(<PyObject*>_custom_jvp_call, args, nargsf, names)
+        return PyObject_Vectorcall(<PyObject*>(<Method>method).inner, args, nargsf, names)
     return (<row_function>call_row)(<Row>row, args + 1, PyVectorcall_NARGS(nargsf) - 1, names)
 
 
-def make_derivative_call(str entry, list functions):
-    """The replacement of the method by which these objects are called, and all others."""
-    for function in functions:
-        if type(function) is _reference.custom_jvp:
-            row = Row(entry_number(entry), function)
-            row.call = MethodType(_custom_jvp_call, function)
-            _rows_of_objects[id(function)] = row
-    return make_method(<vectorcallfunc>_call_with_derivative, _custom_jvp_call)
+def make_object_call(str entry, reference, list functions):
+    """The replacement of the method by which objects of a class are called.
+
+    Args:
+      entry: the name of the entry point.
+      reference: the method, `cls.__call__`.
+      functions: pairs of an object whose calls are replayed and, as for `make_row`, its number.
+    """
+    cdef Method method = make_method(<vectorcallfunc>_call_object, reference)
+    cdef Row row
+    method.inner = reference
+    for function, number in functions:
+        row = Row(entry_number(entry), function)
+        row.call = MethodType(reference, function)
+        row.number = <Number?>number if number is not None else None
+        _rows_of_objects[id(function)] = row
+    return method
 
 
-def is_replayed_object(function) -> bool:
-    """Is it one of these objects?"""
-    return id(function) in _rows_of_objects
+def method_calling(function):
+    """The reference's method by which one of these objects is called; None for others."""
+    row = _rows_of_objects.get(id(function))
+    return None if row is None else (<Row>row).call.__func__
 
 
 # --- Entry points of their own -------------------------------------------------------------------
