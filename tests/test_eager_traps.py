@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 from eager import ALONE, HOST_DATA, X, hit_by, hits, same
 from jax import lax
+from jax._src import dispatch
 from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 from support import transfer_log, without_jaxmarshal
 
@@ -263,6 +265,24 @@ def test_primitives_that_bind_themselves():
     for i in range(3):
         assert np.array_equal(primitive.bind(jnp.asarray(X)), X + 1)
         assert len(bound) == i + 1
+
+
+def test_primitives_of_jax_that_bind_themselves():
+    """The same of one that JAX compiles, and that binds in a way of its own from the start."""
+    primitive, bound = Primitive("compiled"), []
+    primitive.def_impl(partial(dispatch.apply_primitive, primitive))
+    primitive.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(primitive, mlir.lower_fun(lambda x: x + 1, multiple_results=False))
+
+    def bind_with_trace(*args):
+        bound.append(args)
+        return Primitive.bind_with_trace(primitive, *args)
+
+    primitive.bind_with_trace = bind_with_trace
+    for _ in range(4):
+        before = len(bound)    # it is bound once more while it is compiled
+        assert np.array_equal(primitive.bind(jnp.asarray(X)), X + 1)
+        assert len(bound) > before
 
 
 def test_trap_4_transfer_logs(capfd):

@@ -462,7 +462,8 @@ def test_trap_13_threads():
 
 
 @pytest.mark.errors
-def test_trap_5_deleted_while_others_are_compared():
+@pytest.mark.parametrize("itself", [False, True])
+def test_trap_5_deleted_while_others_are_compared(itself):
     """Trap 5: an argument is deleted after its buffer was read, by what runs during a comparison.
 
     Here that is a profile function; it could be another thread. Whether the freed buffer is read,
@@ -480,7 +481,7 @@ def test_trap_5_deleted_while_others_are_compared():
     def profile(frame, event, argument):
         if event == "call" and frame.f_code.co_name == "__eq__":
             sys.setprofile(None)
-            array.delete()
+            (unlike if itself else array).delete()
             others.extend(make() for _ in range(50))
 
     unlike = make()    # its sharding is another object, which has to be compared

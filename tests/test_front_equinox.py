@@ -401,6 +401,49 @@ def test_cached_attributes():
     compare(make, 7, 8)
 
 
+class Wide(eqx.Module):
+    """Like `Cached`, but for what the class may do later."""
+
+    weight: jax.Array
+    size: int = eqx.field(static=True)
+
+
+def test_attributes_beside_the_fields():
+    """A docstring of an instance's own is a part of it for equinox, and of what comes back."""
+    def make():
+        f = eqx.filter_jit(lambda m: (m, getattr(m, "__doc__", None) == "own"))
+        model, other = Wide(arrays()[0], 3), Wide(arrays()[0], 3)
+        object.__setattr__(other, "__doc__", "own")
+        calls = [*repeated(f, 3, model), *repeated(f, 2, other), *repeated(f, 1, model)]
+        return [lambda call=call: (lambda m: (vars(m[0]), m[1]))(call()) for call in calls]
+
+    compare(make, 2)
+
+
+def test_instances_that_are_read_in_another_way():
+    """equinox asks an instance for its `__dict__`, which a class may give in a way of its own."""
+    def getter(self, name):
+        found = object.__getattribute__(self, name)
+        return {**found, "weight": found["weight"] + 10} if name == "__dict__" else found
+
+    f, model = eqx.filter_jit(lambda m, x: m.weight + x), Wide(arrays()[0], 3)
+    with jaxmarshal.installed():
+        jaxmarshal.reset_stats()
+        for _ in range(4):
+            f(model, 1.0)
+        assert counts()[0] == 2
+        original = vars(eqx.Module).get("__getattribute__")
+        type.__setattr__(Wide, "__getattribute__", getter)
+        try:
+            found = f(model, 1.0)
+            with jaxmarshal.uninstalled():
+                assert np.array_equal(found, f(model, 1.0))
+        finally:
+            type.__delattr__(Wide, "__getattribute__")
+        assert vars(eqx.Module).get("__getattribute__") is original
+        assert np.array_equal(f(model, 1.0), arrays()[0] + 1)
+
+
 def test_attributes_that_are_missing():
     def make():
         f = eqx.filter_jit(lambda m: (m.weight, hasattr(m, "size")))

@@ -314,6 +314,23 @@ def test_surgery(change, hits, misses):
     changed(change, hits, misses)
 
 
+def test_an_attribute_that_gets_another_name():
+    """The same values in the same order, under other names."""
+    class Named(nnx.Module):
+        def __init__(self):
+            self.weight = nnx.Param(jnp.ones(3))
+            self.zoom = 2.0
+
+    def program():
+        model, call = Named(), nnx.jit(lambda m: m.weight * getattr(m, "zoom", 10.0))
+        found = [call(model), call(model), call(model)]
+        del model.zoom
+        model.zooms = 2.0
+        return [*found, call(model), call(model)], model
+
+    both(program, 3, 2)
+
+
 def test_host_values_in_variables():
     def program():
         model, call, x = Model(nnx.Rngs(0)), forward(), jax.device_put(X)

@@ -389,9 +389,12 @@ def test_results_are_new_arrays():
 def test_a_scalar_that_is_donated():
     """Arrays of scalars are not kept where a call may use them up."""
     step = jax.jit(lambda x, s: (x + s, s), donate_argnums=1)
+    many = jax.jit(lambda xs, s: ([x + s for x in xs], s), donate_argnums=1)
     x = array(1)
     for _ in range(6):
         same(step, (x, 1.5))
+        same(many, ([x] * 20, 1.5))
+    assert hits("jit")
 
 
 def test_nothing_of_a_call_is_kept_alive():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from recipes import Node
@@ -64,8 +65,9 @@ def run(kind, moment, signatures, change):
     """The results of calls before, during and after one in which something is changed."""
     acting, held, seen = Acting(moment), [1.0], []
 
-    def program(first, node, last, _):
-        return jax.tree.map(lambda x: x * first[0] + last[-1] + held[0], node)
+    def program(last, node, first, _):
+        # Zeros of the dtype that the configuration gives.
+        return jax.tree.map(lambda x: x * first[0] + last[-1] + held[0], node), jnp.zeros(1)
 
     function = kind(program, static_argnums=3)
 
@@ -75,7 +77,7 @@ def run(kind, moment, signatures, change):
         more = [one] * 20    # or C++ is left to place what is on the host
         acting.arguments = first, inner, last
         try:
-            seen.append(described(function(first, acting.node(inner, more), last, acting.static())))
+            seen.append(described(function(last, acting.node(inner, more), first, acting.static())))
         except Exception as error:
             seen.append((type(error).__name__, str(error).partition("(")[0]))
 

@@ -21,6 +21,7 @@ ctypedef struct Call:
     bint flat           # the arguments are leaves, and the results a list
     Asked asked         # what the user's code was asked while plans are tried
     context_function context_of    # asked once more where the user's code was; NULL: not needed
+    PyObject* context_then    # what it returned when statics had been hashed, or NULL
     # Of a front whose arguments are graphs: a `Nodes`, borrowed, or NULL. The results are the list
     # as it came then, and `fitted` is the plan that made them, a new reference.
     PyObject* nodes
@@ -39,6 +40,7 @@ cdef inline void describe(
     call.asked.hashes = NULL
     call.asked.ran = False
     call.context_of = context_of
+    call.context_then = NULL
     call.nodes = call.fitted = NULL
 
 # Which arguments are static: by position, counted from the end where negative, and by name.

@@ -84,11 +84,15 @@ cdef bint _statics_match(Plan plan, Call* call) except -1:
 cdef int _match_dynamic(Plan plan, Call* call, Walk* walk) except -1:
     """The arguments by position that are not static."""
     cdef Py_ssize_t i
-    cdef int matched
+    cdef Context now
+    cdef int matched, reason
     if plan.statics is None:
         return match_array(call.args, call.n, walk)
     if not _statics_match(plan, call):
         return 0
+    if call.asked.ran and call.context_then == NULL and call.context_of != NULL:
+        now = call.context_of(&reason)
+        call.context_then = <PyObject*>now
     for i in range(call.n):
         if not plan.is_static[i]:
             matched = match(call.args[i], walk)
@@ -186,6 +190,14 @@ cdef int _not_compared() except -1:
     return 0
 
 
+cdef PyObject* _expected_context(Plan plan, Call* call) noexcept:
+    """jaxlib reads the configuration when nodes were taken apart, and statics were not yet hashed.
+
+    Here statics come first, so that what their hashes have changed has changed nothing.
+    """
+    return <PyObject*>plan.context if call.context_then == NULL else call.context_then
+
+
 cdef bint _still_fits(Plan plan, Call* call, jm_intake* intake) except -1:
     """Is all that was looked at what it was, after the user's code was asked?
 
@@ -193,14 +205,17 @@ cdef bint _still_fits(Plan plan, Call* call, jm_intake* intake) except -1:
     arguments, or what the function closes over, and cleared its cache.
     """
     cdef Py_ssize_t i
+    cdef Context now
     cdef int reason = HIT
     if plan.dropped or (call.nodes != NULL and not are_expected(<Nodes>call.nodes)):
         return False
     if not plan.runs_user_code and not call.asked.ran:
         return True
-    if call.context_of != NULL and call.context_of(&reason) is not plan.context:
-        intake.reason = reason
-        return False
+    if plan.runs_user_code and call.context_of != NULL:
+        now = call.context_of(&reason)
+        if <PyObject*>now != _expected_context(plan, call):
+            intake.reason = reason
+            return False
     for i in range(intake.table.count):
         if not is_as_resolved(&intake.table.slots[i]):
             return False

@@ -343,7 +343,7 @@ cdef PyObject* _compiled(
     cdef PyObject* result
     cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf)
     cdef int reason = HIT, refused
-    if n == 0 or (names != NULL and "self" in <tuple>names):    # an error
+    if n == 0:    # an error
         return PyObject_Vectorcall(<PyObject*>_compiled_call, args, nargsf, names)
     plans = plans_of(<object>args[0])
     context = context_for_execution(plans, &reason)

@@ -25,6 +25,7 @@ from jaxmarshal cimport _execute
 from jaxmarshal._execute cimport flatten_for_plan, is_better_in_cpp
 from jaxmarshal._intake cimport jm_guard
 from jaxmarshal._jit_all cimport all_functions
+from jaxmarshal._jit_context cimport jit_context
 from jaxmarshal._jit_plans cimport JitPlans, expect_more, jit_info_of
 from jaxmarshal._make_plan cimport complete_plan, draft_plan, record_host_arguments
 from jaxmarshal._method cimport PyObject_Vectorcall, make_method, vectorcallfunc
@@ -74,6 +75,7 @@ cdef class Recording:
     cdef bint asked          # jaxlib called the reference's Python function
     cdef object data         # what jaxlib keeps of it then, or None
     cdef object signature    # of the call, see `_signature`
+    cdef Context context     # of the call, when it came in
 
 
 # --- Making plans --------------------------------------------------------------------------------
@@ -162,13 +164,15 @@ cdef int _keep(JitPlans plans, Plan plan, jm_table* table, Recording recording) 
 cdef int _note(object data) except -1:
     """The reference's Python function is about to return this to jaxlib."""
     cdef Recording recording
+    cdef int reason
     frame = _get_frame()
     if frame.f_code is not _cache_miss_code:
         return 0
     known = frame.f_locals
     recording = _recordings.get(PyThread_get_thread_ident())
     if recording is not None and known["jit_info"] is recording.jit_info:
-        recording.asked = True
+        # The user's code, which took nodes apart meanwhile, may have changed the configuration.
+        recording.asked = jit_context(&reason) is recording.context
         recording.data = data
     elif data is not None:
         expect_more(known["fun"])
@@ -364,6 +368,7 @@ cdef PyObject* call_and_record(
     recording = Recording()
     recording.jit_info = jit_info_of(<object>function)
     recording.signature = _hashable(_signature(plan, call))
+    recording.context = context
     directly = _may_ask_directly(
         <object>function, plans, recording.signature, call, &table
     )
