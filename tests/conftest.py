@@ -57,8 +57,9 @@ SAMPLED = {
     "test_activation": 2, "test_balance": 2, "test_cli": 2, "test_eager_replaced": 2,
     "test_eager_traps": 2, "test_explain_agrees": 2, "test_front_equinox": 2, "test_front_nnx": 3,
     "test_install": 2, "test_jit_arguments": 2, "test_jit_calls": 2, "test_jit_guard": 2,
-    "test_jit_static": 3, "test_operators": 5, "test_packing": 2, "test_pytest_plugin": 3, "test_run": 3,
-    "test_shown_attributes": 4, "test_signatures": 2, "test_staging": 2, "test_user_code": 3,
+    "test_jit_static": 3, "test_operators": 5, "test_packing": 2, "test_pytest_plugin": 3,
+    "test_run": 3, "test_shown_attributes": 4, "test_signatures": 2, "test_staging": 2,
+    "test_user_code": 3,
 }  # fmt: skip
 
 

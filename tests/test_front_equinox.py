@@ -792,6 +792,30 @@ def test_nothing_is_kept_alive():
         assert counts()[0] == 2
 
 
+def test_classes_of_results_are_not_kept():
+    """A class that is no Module is let go of when JAX lets it go."""
+    import collections
+
+    def left():
+        seen = []
+        for _ in range(3):
+            pair = collections.namedtuple("pair", ["a", "b"])
+            seen.append(weakref.ref(pair))
+            f = eqx.filter_jit(lambda x, pair=pair: pair(x, x + 1))
+            for _ in range(4):
+                f(jnp.ones(2))
+            del pair, f
+        jax.clear_caches()
+        gc.collect()
+        return sum(ref() is not None for ref in seen)
+
+    with jaxmarshal.installed():
+        jaxmarshal.reset_stats()
+        found = left()
+        assert counts()[0] >= 3
+    assert found <= left()
+
+
 def test_equal_static_leaves_are_not_kept():
     """jaxlib keeps the first of equal ones; the others may go at once."""
     f, x = eqx.filter_jit(lambda s, x: x + s.value), arrays()[0]

@@ -331,6 +331,87 @@ def test_an_attribute_that_gets_another_name():
     both(program, 3, 2)
 
 
+@pytest.mark.parametrize(("leaf", "static"), [
+    (lambda: np.array(1, np.int32), lambda: np.int32(3)), (lambda: np.array(True), lambda: False),
+])
+def test_numbers_where_arrays_were(leaf, static):
+    """Of what containers hold, nnx takes arrays for leaves, and all else for static."""
+    class Holder(nnx.Module):
+        def __init__(self):
+            self.held = nnx.data([leaf(), jnp.ones(2)])
+
+    def program():
+        one = Holder()
+        call = nnx.jit(lambda m: m.held[1] * (2 if isinstance(m.held[0], jax.Array) else 3))
+        plain = nnx.jit(lambda m, n: m.held[1] + n)
+        found = [plain(one, static()) for _ in range(3)] + [call(one) for _ in range(3)]
+        one.held[0] = static()
+        return [*found, call(one), call(one)], one
+
+    counts_of(program)
+    assert counts()[0] >= 2
+
+
+class Raises:
+    """Equals itself until it is told to raise."""
+
+    def __init__(self):
+        self.told = False
+
+    def __eq__(self, other):
+        if self.told:
+            raise ValueError("told")
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize("make", [lambda: float("nan"), Raises, lambda: (float("nan"), 1)])
+def test_static_attributes_that_do_not_equal_themselves(make):
+    """Whether nnx asks such an attribute depends on the version of Python; it is asked as often."""
+    def program():
+        model, traces = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), []
+        model.mark = make()
+        call, x = nnx.jit(lambda m, x: (traces.append(1), m(x))[1]), jax.device_put(X)
+        found = [call(model, x) for _ in range(4)]
+        if isinstance(model.mark, Raises):
+            model.mark.told = True
+            try:
+                call(model, x)
+                found.append("returned")
+            except Exception as error:
+                found.append(type(error).__name__)
+            model.mark.told, model.mark = False, None
+        return found, len(traces)
+
+    counts_of(program)
+
+
+def test_a_class_that_is_registered_anew():
+    """What nnx has for a class in its registry takes its instances apart."""
+    import dataclasses
+
+    from flax.nnx import graphlib
+
+    def program():
+        class Own(nnx.Module):
+            def __init__(self):
+                self.weight = nnx.Param(jnp.ones(2))
+
+        model, call, seen = Own(), nnx.jit(lambda m: m.weight[...] * 2), []
+        for _ in range(3):
+            call(model)
+        old = graphlib.GRAPH_REGISTRY[Own]
+        graphlib.GRAPH_REGISTRY[Own] = dataclasses.replace(
+            old, flatten=lambda node: (seen.append(1), old.flatten(node))[1]
+        )
+        call(model)
+        return len(seen)
+
+    counts_of(program)
+    assert counts()[0] == 2
+
+
 def test_host_values_in_variables():
     def program():
         model, call, x = Model(nnx.Rngs(0)), forward(), jax.device_put(X)

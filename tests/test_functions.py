@@ -240,6 +240,53 @@ def test_elements_that_are_read(read):
         same(call, (x, k))
 
 
+def test_functions_of_the_program_that_einsum_calls():
+    """A way of contracting that a program registered is asked in every call."""
+    from opt_einsum import paths
+
+    asked = []
+    try:
+        paths.register_path_fn("own", lambda *args, **kw: (asked.append(1), [(0, 1), (0, 1)])[1])
+        x, before = array(1), hits()
+        for i in range(6):
+            same(lambda x: jnp.einsum("ij,kj,kl->il", x, x, x, optimize="own"), (x,))
+            assert len(asked) == 2 * i + 2
+        assert hits() == before
+    finally:
+        paths._PATH_OPTIONS.pop("own", None)
+
+
+def test_kinds_of_keys_that_a_program_defines():
+    """Their functions are the program's, and are called every time."""
+    from jax.extend.random import define_prng_impl
+
+    asked, add = [], [7]
+
+    def words(*args, **kwargs):
+        asked.append(1)
+        return jnp.full((2,), add[0], jnp.uint32)
+
+    impl = define_prng_impl(
+        key_shape=(2,), seed=lambda seed: jnp.zeros(2, jnp.uint32) + seed.astype(jnp.uint32),
+        split=lambda key, shape: (asked.append(1), jnp.full((*shape, 2), add[0], jnp.uint32))[1],
+        random_bits=lambda key, width, shape: (
+            asked.append(1), jnp.full(shape, add[0], jnp.uint32)
+        )[1],
+        fold_in=words, name=f"own{id(asked)}", tag=f"o{id(asked)}",
+    )  # fmt: skip
+    key = jax.random.key(3, impl=impl)
+    calls = [
+        lambda: jax.random.key_data(jax.random.split(key)), lambda: jax.random.bits(key, (2,)),
+        lambda: jax.random.key_data(jax.random.fold_in(key, 5)),
+    ]  # fmt: skip
+    for call in calls:
+        for i in range(6):
+            add[0] = i
+            before = len(asked)
+            same(call, ())
+            assert len(asked) == before + 2
+
+
 def test_warnings_that_are_given_every_time():
     """A call that warns is not replayed: the next one warns, too."""
     whole = array(1, (4,), np.int32)

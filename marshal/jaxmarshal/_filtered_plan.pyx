@@ -60,9 +60,11 @@ cdef Binding make_binding(object signature, Py_ssize_t n, tuple names, bint firs
 
 cdef Fields _fields_of(Library library, object cls):
     """The fields of a class that is read by them, or None."""
-    if cls not in library.fields:
+    if cls not in library.fields:    # of no others: they would be kept alive
         names = library.names_of(cls)
-        library.fields[cls] = None if names is None else make_fields(
+        if names is None:
+            return None
+        library.fields[cls] = make_fields(
             cls, names[0], names[1], library.extra, library.missing, library.check
         )
     return library.fields[cls]

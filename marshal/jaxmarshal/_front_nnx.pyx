@@ -7,6 +7,7 @@ where the plan has a description, it has the graph of live objects that nnx woul
 (`Part`), and it writes the results where nnx writes them. The reference performs everything else.
 """
 
+import sys
 import weakref
 
 from cpython.object cimport PyObject, PyTypeObject
@@ -15,7 +16,9 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 import numpy as np
 
 from jaxmarshal._call cimport Call, StaticRule, describe, signature_of, try_plans
-from jaxmarshal._classify cimport Py_TYPE
+from jaxmarshal._classify cimport (
+    JM_ARRAY, JM_KEY_ARRAY, JM_NDARRAY, Py_TYPE, jm_kind_of_type, types
+)
 from jaxmarshal._context cimport Context
 from jaxmarshal._counters cimport JM_DEBUG
 from jaxmarshal._intake cimport jm_take
@@ -108,6 +111,21 @@ cdef object _raw, _metadata, _trace, _jax_trace, _initializing, _set_up    # mem
 cdef Py_ssize_t _raw_at, _metadata_at, _trace_at, _jax_trace_at, _initializing_at, _set_up_at
 
 
+#: Dataclasses compare field by field since Python 3.13, and so descriptions ask an attribute
+#: whether it equals itself. Before, they were tuples, for which an object equals itself.
+_ASKS_ITSELF = sys.version_info >= (3, 13)
+
+_EQUAL_THEMSELVES = (str, bytes, int, bool, type(None), list, dict, tuple, set, frozenset, np.dtype)
+
+
+def _equals_itself(value):
+    """Is equality with itself true, whenever it is asked, and without code of users?"""
+    cls = type(value)
+    if cls is float or cls is complex:
+        return value == value
+    return cls in _EQUAL_THEMSELVES or cls.__eq__ is object.__eq__
+
+
 # --- What a graph has to be ----------------------------------------------------------------------
 
 cdef class Part:
@@ -132,6 +150,8 @@ cdef class Part:
     cdef readonly object value
     cdef readonly Py_ssize_t leaf
     cdef unsigned int version    # of the class
+    cdef object entry            # of a node's class in nnx's registry
+    cdef bint asks               # of a static attribute: is equality with itself to be asked?
 
     def __init__(self, int kind, cls=None, Py_ssize_t number=-1, tuple keys=(), tuple parts=(),
                  value=None, Py_ssize_t leaf=-1):
@@ -142,6 +162,9 @@ cdef class Part:
         self.parts = parts
         self.value = value
         self.leaf = leaf
+        self.asks = kind == STATIC and _ASKS_ITSELF and not _equals_itself(value)
+        if kind == NODE:
+            self.entry = _registries[0].get(cls)
         if cls is not None:
             getattr(cls, "__init__", None)    # a class without a version gets one
             self.version = jm_class_version(<PyTypeObject*>cls)
@@ -173,11 +196,19 @@ cdef inline bint _is_of_class(PyObject* obj, Part part) noexcept:
     )
 
 
+cdef bint _may_stay(Part part, Walk* walk) except -1:
+    """Does nnx find that a static attribute equals itself?"""
+    if not part.asks:
+        return True
+    walk.asked.ran = True
+    return bool(part.value == part.value)
+
+
 cdef inline int _match_child(Part part, PyObject* obj, Nodes nodes, Walk* walk) except -1:
     """Like `_match_part`, for an object that its parent may let go of on the way."""
     cdef int matched
     if part.kind == STATIC:
-        return obj == <PyObject*>part.value
+        return obj == <PyObject*>part.value and _may_stay(part, walk)
     Py_INCREF(<object>obj)
     try:
         matched = _match_part(part, obj, nodes, walk)
@@ -230,7 +261,10 @@ cdef int _match_items(Part part, object items, Nodes nodes, Walk* walk) except -
             return 0
         child = <Part>part.parts[i]
         if child.kind == STATIC and part.kind == NODE:
-            if value != <PyObject*>child.value and not _is_put_right(part, i, value, nodes):
+            if value != <PyObject*>child.value:
+                if not _is_put_right(part, i, value, nodes):
+                    return 0
+            elif not _may_stay(child, walk):
                 return 0
             continue
         matched = _match_child(child, value, nodes, walk)
@@ -366,17 +400,24 @@ cdef int _match_status(Part part, PyObject* obj) except -1:
     )
 
 
+cdef bint _is_array(PyObject* obj) noexcept:
+    cdef int kind = jm_kind_of_type(&types, Py_TYPE(obj))
+    return kind == JM_ARRAY or kind == JM_KEY_ARRAY or kind == JM_NDARRAY
+
+
 cdef int _match_part(Part part, PyObject* obj, Nodes nodes, Walk* walk) except -1:
     """1 where the object is what the part says, after its leaves were taken; else 0."""
     cdef int kind = part.kind
-    if kind == LEAF:
-        return jm_take(walk.intake, obj)
+    if kind == LEAF:    # nnx takes nothing else for one: scalars of numpy are static
+        return _is_array(obj) and jm_take(walk.intake, obj)
     if kind == VARIABLE:
         return _match_variable(part, obj, nodes, walk)
     if kind == SAME:
         return part.number < nodes.count and nodes.items[part.number] == obj
     if kind == NODE:
         if not _is_of_class(obj, part) or not add_node(nodes, obj):
+            return 0
+        if (<dict>_registries[0]).get(part.cls) is not part.entry:
             return 0
         return _match_items(part, PyObject_GenericGetDict(<object>obj, NULL), nodes, walk)
     if kind == STATUS:

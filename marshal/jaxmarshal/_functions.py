@@ -89,6 +89,9 @@ _NUMBERS = {
     "PRNGKey": _replay.Number(0, "seed", np.int64),
 }
 
+#: By a name that a program registered, `optimize` calls a function of the program's.
+_LEFT_WITH = {"einsum": "optimize"}
+
 #: The second argument of an operator, and where calls without a number are not replayed.
 _OPERAND = _replay.Number(1, "other", _replay.number_as_it_is)
 _NUMBER = _replay.Number(1, "other", _replay.number_as_it_is, only=True)
@@ -135,7 +138,9 @@ def functions() -> list[tuple[Any, Any]]:
     if not _reference.HAVE_REPLAY:
         return []
     return [
-        (function, _replay.make_row("functions", function, _number_of(function)))
+        (function, _replay.make_row(
+            "functions", function, _number_of(function), _LEFT_WITH.get(function.__name__)
+        ))
         for function in _found(_MODULES)
         if type(function) is FunctionType
     ]

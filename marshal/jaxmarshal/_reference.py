@@ -260,6 +260,16 @@ legacy_prng_key = _lookup("jax._src.config", "legacy_prng_key")
 enable_custom_prng = _lookup("jax._src.config", "enable_custom_prng")
 default_prng_impl = _lookup("jax._src.config", "default_prng_impl")
 #: The configuration states that functions of `jax.random` depend on and the trace context lacks.
+#: JAX's own kinds of typed keys; a program can define others, by functions of its own.
+all_prng_impls = lookup_quietly("jax._src.random.prng", "prngs") or {}
+prng_impls: tuple[Any, ...] = tuple(
+    impl for impl in all_prng_impls.values()
+    if all(
+        getattr(function, "__module__", "").startswith("jax._src.")
+        for function in (impl.seed, impl.split, impl.random_bits, impl.fold_in)
+    )
+)  # fmt: skip
+prng_impl_names = frozenset(impl.name for impl in prng_impls)
 numpy_key_states: tuple[Any, ...] = (legacy_prng_key, enable_custom_prng, default_prng_impl)
 #: Types of parameters that are values: their instances own nothing but plain values, and JAX's own.
 value_tuples: tuple[type, ...] = tuple(
@@ -322,10 +332,14 @@ function_rules = _places(
     "jax._src.numpy.ufunc_api", "jax._src.ops.scatter", "jax._src.ops.special", "jax._src.pjit",
     "jax._src.random", "jax._src.random.core", "jax._src.random.prng",
     "jax._src.random.threefry2x32", "jax._src.random.prng:PRNGKeyArray",
+    "jax._src.api", "jax._src.api_util", "jax._src.tree_util", "jax._src.named_sharding",
+    "jax._src.numpy.scalar_types",
+    "jax._src.named_sharding:NamedSharding", "jax._src.partition_spec:PartitionSpec",
     "jax._src.custom_derivatives:custom_jvp", "jax._src.custom_derivatives:CustomJVPCallPrimitive",
     "jax._src.numpy.array_methods:_IndexUpdateRef",
     "jax._src.numpy.array_methods:_IndexUpdateHelper", "jax._src.numpy.ufunc_api:ufunc",
 )  # fmt: skip
+function_rules += [importlib.import_module(name) for name in ("opt_einsum", "opt_einsum.paths")]
 #: What placing arguments, and calls of executables in Python, look names up in.
 placement_rules = _places(
     "jax._src.dispatch", "jax._src.interpreters.pxla",

@@ -17,7 +17,7 @@ class Number:
     ) -> None: ...
 
 def make_row(
-    entry: str, reference: Any, number: Number | None = None
+    entry: str, reference: Any, number: Number | None = None, left_with: str | None = None
 ) -> Callable[..., Any] | None: ...
 def make_object_call(
     entry: str, reference: Any, functions: list[tuple[Any, Number | None]]

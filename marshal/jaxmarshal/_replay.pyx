@@ -24,12 +24,14 @@ from jaxmarshal._layout cimport array_aval, array_buffer, array_committed, array
 from jaxmarshal._method cimport (
     Method, PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
 )
-from jaxmarshal._replay_key cimport Sources, key_of, numbers_in, release_sources, states_now
+from jaxmarshal._replay_key cimport (
+    Sources, has_own_default_impl, key_of, numbers_in, release_sources, states_now
+)
 from jaxmarshal._rules cimport function_rules, is_untouched
 from jaxmarshal cimport _tape
 from jaxmarshal._stats cimport (
-    DELETED, GUARD, HIT, NOT_RECORDED, REPLACED, SHARDING, TRACE, UNKNOWN_TYPE, UNSUPPORTED,
-    count_miss, count_steps, decided_to_hit, entries, entry_number, is_asked
+    DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, REPLACED, SHARDING, TRACE, UNKNOWN_TYPE,
+    UNSUPPORTED, count_miss, count_steps, decided_to_hit, entries, entry_number, is_asked
 )
 from jaxmarshal._tape cimport (
     MOST_VALUES, Step, Tape, describe_result, fill, fold_constants, have_their_rules,
@@ -308,7 +310,10 @@ cdef object _record(Replay replay, object key, list sources, Row row, tuple args
     """Call the reference and keep the steps it took, if they are all of it."""
     cdef Tape tape
     cdef Play play
-    if _tape.current is not None or not _sees_primitives() or _debug_key_reuse.value:
+    if (
+        _tape.current is not None or not _sees_primitives() or _debug_key_reuse.value
+        or not has_own_default_impl()
+    ):
         return row.call(*args, **kwargs)
     states = states_now()
     tape = start_tape(sources)
@@ -569,7 +574,9 @@ cdef PyObject* call_row(
         args, PyVectorcall_NARGS(nargsf)
     ):
         return PyObject_Vectorcall(<PyObject*>row.call, args, nargsf, names)
-    if row.skip:
+    if row.left_with is not None and names != NULL and row.left_with in <tuple>names:
+        count_miss(row.entry, OPTIONS)
+    elif row.skip:
         if not is_asked():
             row.skip -= 1
         count_miss(row.entry, NOT_RECORDED)
@@ -590,13 +597,14 @@ cdef PyObject* _call_method(
     return (<row_function>call_row)(<Row>(<Method>method).inner, args, nargsf, names)
 
 
-def make_row(str entry, reference, Number number=None):
+def make_row(str entry, reference, Number number=None, str left_with=None):
     """The replacement of a function of the reference whose calls are replayed.
 
     Args:
       entry: the name of its entry point.
       reference: the function.
       number: an argument of which it makes an array before it decides anything by it, or None.
+      left_with: the name of an argument by which users' code may be called; or None.
     """
     cdef Method method
     cdef Row row
@@ -605,6 +613,7 @@ def make_row(str entry, reference, Number number=None):
     method = make_method(<vectorcallfunc>_call_method, reference)
     method.inner = row = Row(entry_number(entry), reference)
     row.number = number
+    row.left_with = left_with
     return method
 
 

@@ -19,6 +19,10 @@ cdef PyObject* key_of(
     object function, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, int* reason
 ) except? NULL
 
+# Is a kind of typed keys, or that of new ones, one of JAX's own, and none that a program defined?
+cdef bint is_own_impl(object impl) except -1
+cdef bint has_own_default_impl() except -1
+
 # The plain numbers in such a key.
 cdef list numbers_in(object key)
 

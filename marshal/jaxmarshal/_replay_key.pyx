@@ -25,6 +25,7 @@ cdef extern from *:
 cdef object _ARRAY = object()     # an array that is there once
 cdef object _TRUE = object()      # the bools compare equal to numbers
 cdef object _FALSE = object()
+cdef tuple _own_impls = _reference.prng_impls
 cdef object _update_type = _reference.IndexUpdateRef
 
 cdef long long TOO_LARGE = <long long>1 << 31    # for an int of 32 bits
@@ -88,7 +89,15 @@ cdef object _source_part(object array, Sources* sources, int* reason):
     return _ARRAY
 
 
+cdef bint is_own_impl(object impl) except -1:
+    """Is it one of JAX's own kinds of keys?"""
+    return any([impl is own for own in _own_impls])
+
+
 cdef object _key_part(object key, Sources* sources, int* reason):
+    if not is_own_impl(key._impl):
+        reason[0] = OPTIONS    # it has functions of the user's
+        return None
     part = _source_part(key, sources, reason)
     return ("key", key._impl) if part is _ARRAY else part
 
@@ -133,6 +142,9 @@ cdef object _part(object arg, Sources* sources, int* reason):
         return _items_part("list", arg, sources, reason)
     cls = type(arg)
     if cls is str:
+        if arg in _reference.all_prng_impls and arg not in _reference.prng_impl_names:
+            reason[0] = OPTIONS    # as above
+            return None
         return ("str", arg)
     if cls is slice:
         return _items_part("slice", (arg.start, arg.stop, arg.step), sources, reason)
@@ -202,6 +214,13 @@ cdef tuple _states = _reference.numpy_key_states
 cdef tuple _last_values = ()
 cdef object _last_number = None
 cdef dict _numbers = {}    # values of the states -> their number
+
+
+cdef object _default_impl = _reference.default_prng_impl
+
+
+cdef bint has_own_default_impl() except -1:
+    return _default_impl.value in _reference.prng_impl_names
 
 
 cdef object states_now():

@@ -18,6 +18,7 @@ from jaxmarshal._call cimport StaticRule
 from jaxmarshal._jit_context cimport operation_context
 from jaxmarshal._jit_plans cimport JitPlans, plans_of_jitted
 from jaxmarshal._method cimport PyObject_Vectorcall
+from jaxmarshal._replay_key cimport is_own_impl
 from jaxmarshal._rules cimport (
     BY_OTHERS, attributes_of, binds_as_jax_has_it, has_attributes, implementation_of, is_ordinary
 )
@@ -156,7 +157,7 @@ cdef object _describe_container(Tape tape, object container, int kind):
 
 cdef object _describe_key(Tape tape, object key):
     words = tape.values.get(id(key._base_array))
-    return _unknown if words is None else Key(key._impl, words)
+    return Key(key._impl, words) if words is not None and is_own_impl(key._impl) else _unknown
 
 
 cdef object _describe(Tape tape, object arg):
