@@ -324,29 +324,42 @@ def test_an_attribute_that_gets_another_name():
     def program():
         model, call = Named(), nnx.jit(lambda m: m.weight * getattr(m, "zoom", 10.0))
         found = [call(model), call(model), call(model)]
-        del model.zoom
-        model.zooms = 2.0
-        return [*found, call(model), call(model)], model
+        vars(model)["zooms"] = vars(model).pop("zoom")    # past what nnx notes of attributes
+        for _ in range(2):
+            try:
+                found.append(call(model))
+            except Exception as error:
+                found.append(type(error).__name__)
+        return found, list(vars(model))
 
-    both(program, 3, 2)
+    counts_of(program)
+    assert counts()[0] == 2
 
 
 @pytest.mark.parametrize(("leaf", "static"), [
-    (lambda: np.array(1, np.int32), lambda: np.int32(3)), (lambda: np.array(True), lambda: False),
+    (lambda: np.array(1, np.int32), lambda: np.int32(3)), (lambda: np.array(True), lambda: True),
 ])
 def test_numbers_where_arrays_were(leaf, static):
     """Of what containers hold, nnx takes arrays for leaves, and all else for static."""
     class Holder(nnx.Module):
         def __init__(self):
-            self.held = nnx.data([leaf(), jnp.ones(2)])
+            self.a = nnx.Param(jnp.ones(2))
+            self.items = nnx.data({"held": leaf()})
 
     def program():
-        one = Holder()
-        call = nnx.jit(lambda m: m.held[1] * (2 if isinstance(m.held[0], jax.Array) else 3))
-        plain = nnx.jit(lambda m, n: m.held[1] + n)
-        found = [plain(one, static()) for _ in range(3)] + [call(one) for _ in range(3)]
-        one.held[0] = static()
-        return [*found, call(one), call(one)], one
+        first = nnx.jit(lambda x: x)    # such a number is known to be placed
+        for _ in range(3):
+            first(static())
+        model = Holder()
+        call = nnx.jit(
+            lambda m: m.a[...] * (2 if isinstance(m.items["held"], jax.Array) else 3)
+        )
+        found = []
+        for _ in range(4):
+            model.items = nnx.data({"held": leaf()})
+            found.append(call(model))
+        model.items = nnx.data({"held": static()})
+        return [*found, call(model), type(model.items["held"]).__name__]
 
     counts_of(program)
     assert counts()[0] >= 2

@@ -330,9 +330,9 @@ VALUES = [0.0, -0.0, 0, False, 1, 1.0, True, float("nan"), 1j, -1]
 
 def test_values_that_compare_equal():
     """Numbers are told apart by type and sign, as arguments and where their arrays are kept."""
-    x = array(1)
+    x, scaled = array(1), jax.jit(lambda x, v: x * v)
     for call in (
-        lambda v: jnp.full(2, v), lambda v: x + v, lambda v: x * v,
+        lambda v: jnp.full(2, v), lambda v: x + v, lambda v: x * v, lambda v: scaled(x, v),
         lambda v: jnp.where(x > 1, x, v), lambda v: jnp.pad(x, 1, constant_values=v),
         lambda v: jax.lax.full((2,), v),
     ):  # fmt: skip
@@ -414,7 +414,7 @@ def test_numbers_that_change_while_jax_traces(name):
         texts = []
         for installed in (jaxmarshal.installed, without_jaxmarshal):
             with installed():
-                texts.append(str(jax.make_jaxpr(lambda x: (call(i), x))(1.0)))
+                texts.append(str(jax.make_jaxpr(lambda x: (call(i + 1000), x))(1.0)))
         assert texts[0] == texts[1]
 
 

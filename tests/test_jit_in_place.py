@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from child import run_code
-from support import counts
+from support import counts, transfer_log
 
 import jaxmarshal
 from jaxmarshal import _jit, _reference
@@ -119,6 +119,29 @@ def test_warm_functions_and_conversions(value):
         found.append([(str(w.message), w.filename, w.lineno) for w in caught])
         jaxmarshal.uninstall()
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("level", ["log", "disallow"])
+def test_warm_functions_and_transfer_guards(level, capfd):
+    """A warm function has its host data placed by jaxlib, which logs or refuses that itself."""
+    arrays = [jnp.full(2, n) for n in range(40)]
+    found = []
+    for place in (False, True):
+        function, host = jax.jit(lambda xs, y: [*xs, y + 1]), np.ones(3, np.float32)
+        function(arrays, host)
+        if place:
+            jaxmarshal.install()
+        outcomes = []
+        with jax.transfer_guard(level):
+            for _ in range(4):
+                try:
+                    outcomes.append(function(arrays, host)[-1].shape)
+                except Exception as error:
+                    outcomes.append((type(error).__name__, str(error)))
+        found.append((outcomes, transfer_log(capfd)))
+        jaxmarshal.uninstall()
+    assert found[0] == found[1]
+    assert found[0][1] if level == "log" else found[0][0][0][0]
 
 
 def test_what_jaxlib_has_from_a_relative():
