@@ -333,7 +333,7 @@ def test_an_attribute_that_gets_another_name():
         return found, list(vars(model))
 
     counts_of(program)
-    assert counts()[0] == 2
+    assert counts()[0] == 3
 
 
 @pytest.mark.parametrize(("leaf", "static"), [
