@@ -135,8 +135,8 @@ def take_turns(
     return found
 
 
-def judge(group: str, case: Case, seconds: float) -> Row:
-    """Measure one case for as long as it takes to be sure; raises what building it raises."""
+def _built(case: Case) -> tuple[Sides, dict[str, Callable[[], Any]]]:
+    """A case made anew, with the warm call of each side."""
     sides = case.build()
     calls: dict[str, Callable[[], Any]] = {
         "reference": sides.reference, "jaxmarshal": sides.jaxmarshal,
@@ -145,8 +145,17 @@ def judge(group: str, case: Case, seconds: float) -> Row:
         with sides.around(side):
             for _ in range(WARM_UP):
                 call()
+    return sides, calls
+
+
+def judge(group: str, case: Case, seconds: float) -> Row:
+    """Measure one case for as long as it takes to be sure; raises what building it raises.
+
+    Where the objects of one side lie in memory makes some per cent, so each attempt has others.
+    """
     row = None
     for attempt in range(ATTEMPTS):
+        sides, calls = _built(case)
         before = stats()[case.entry]
         gc.collect()
         rounds = take_turns(sides, calls, seconds * 2**attempt, ROUNDS * 2**attempt)
