@@ -256,7 +256,8 @@ def jit_cases() -> Iterator[Case]:
     )  # fmt: skip
     for name, values, hits in (
         ("an array and a scalar", (0.5,), True),
-        ("an array and a scalar that changes", (0.5, 1.5, 2.5), False),
+        ("an array and three scalars in turns", (0.5, 1.5, 2.5), True),
+        ("an array and a scalar that changes", tuple(i + 0.5 for i in range(64)), False),
     ):
         yield Case(
             name, "jit", partial(_array_and_scalars, values), leaves=2,
