@@ -12,9 +12,9 @@ class Number:
     convert: Callable[[Any], Any]
     only: bool
 
-    def __init__(
-        self, at: int, name: str, convert: Callable[[Any], Any], only: bool = False
-    ) -> None: ...
+    def __new__(
+        cls, at: int, name: str, convert: Callable[[Any], Any], only: bool = False
+    ) -> Number: ...
 
 def make_row(
     entry: str, reference: Any, number: Number | None = None, left_with: str | None = None
