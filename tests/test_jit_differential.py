@@ -8,7 +8,6 @@ arguments, errors, warnings, and how often the Python function was traced.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 
 import hypothesis
@@ -22,6 +21,7 @@ from observe import total_hits
 from proof import Proof
 from recipes import Layer, Node, P, Pair, Recipe, make_mesh, realise
 from support import THOROUGH
+from test_execute_differential import CONTEXTS as SHARED_CONTEXTS
 from test_execute_differential import host, on_device
 from twins import Twins
 
@@ -215,15 +215,7 @@ LOCAL = [
 ]  # fmt: skip
 WIDE = [each, nested, gradient, closure, looped, across, constrained]
 CONTEXTS = {
-    "plain": contextlib.nullcontext,
-    "x64": lambda: jax.enable_x64(True),
-    "another default device": lambda: jax.default_device(jax.devices()[2]),
-    "disallow": lambda: jax.transfer_guard("disallow"),
-    "debug_nans": lambda: jax.debug_nans(True),
-    "disable_jit": lambda: jax.disable_jit(),
-    "no_execution": lambda: jax.no_execution(),
-    "matmul precision": lambda: jax.default_matmul_precision("highest"),
-    "with mesh": lambda: make_mesh(("x", 8)),
+    **SHARED_CONTEXTS,
     "set_mesh": lambda: jax.set_mesh(make_mesh(("x", 8))),
     "an abstract mesh": lambda: jax.sharding.use_abstract_mesh(make_mesh(("x", 8)).abstract_mesh),
     "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),

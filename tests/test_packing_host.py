@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_packing import assert_same
 
 import jaxmarshal
 from jaxmarshal.packing import _host
@@ -26,21 +27,6 @@ DTYPES = [
 def two_are_enough(monkeypatch):
     """Pack from two arrays on, so that tests can be small."""
     monkeypatch.setattr(_host, "LEAST", 2)
-
-
-def bits(leaf):
-    """Everything about a result that has to be the same."""
-    return (
-        str(leaf.dtype), leaf.shape, jax.typeof(leaf).weak_type, leaf.committed, leaf.sharding,
-        np.asarray(leaf).tobytes(),
-    )  # fmt: skip
-
-
-def assert_same(tree, other):
-    """The same structure, and the same bits, types and placement of every leaf."""
-    assert jax.tree.structure(tree) == jax.tree.structure(other)
-    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
-        assert bits(a) == bits(b)
 
 
 def buffers(function):

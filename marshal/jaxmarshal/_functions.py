@@ -19,17 +19,16 @@ from jaxmarshal import _reference, _replay
 
 _NUMPY = [
     "arange", "argmax", "argmin", "array_equal", "array_equiv", "array_split", "astype",
-    "average", "bartlett",
-    "blackman", "broadcast_arrays", "broadcast_to", "choose", "column_stack", "concat",
-    "concatenate", "copy", "cumulative_prod", "cumulative_sum", "degrees", "diag",
-    "diag_indices", "diagflat", "divide", "dsplit", "dstack", "einsum", "empty", "empty_like",
-    "expand_dims", "eye", "flip", "fliplr", "flipud", "full_like", "geomspace", "hamming",
-    "hanning", "hsplit", "hstack", "identity", "indices", "interp", "isin", "isneginf",
-    "isposinf", "kaiser", "linspace", "logspace", "matrix_transpose", "meshgrid", "mod",
-    "moveaxis", "ones_like", "pad", "permute_dims", "pow", "power", "ptp", "radians", "repeat",
-    "reshape", "roll", "select", "split", "squeeze", "stack", "std", "tensordot", "tile",
-    "transpose", "tri", "tril_indices", "triu_indices", "unravel_index", "var", "vecdot",
-    "vsplit", "vstack", "where", "zeros_like",
+    "average", "bartlett", "blackman", "broadcast_arrays", "broadcast_to", "choose",
+    "column_stack", "concat", "concatenate", "copy", "cumulative_prod", "cumulative_sum",
+    "degrees", "diag", "diag_indices", "diagflat", "divide", "dsplit", "dstack", "einsum",
+    "empty", "empty_like", "expand_dims", "eye", "flip", "fliplr", "flipud", "full_like",
+    "geomspace", "hamming", "hanning", "hsplit", "hstack", "identity", "indices", "interp",
+    "isin", "isneginf", "isposinf", "kaiser", "linspace", "logspace", "matrix_transpose",
+    "meshgrid", "mod", "moveaxis", "ones_like", "pad", "permute_dims", "pow", "power", "ptp",
+    "radians", "repeat", "reshape", "roll", "select", "split", "squeeze", "stack", "std",
+    "tensordot", "tile", "transpose", "tri", "tril_indices", "triu_indices", "unravel_index",
+    "var", "vecdot", "vsplit", "vstack", "where", "zeros_like",
 ]  # fmt: skip
 
 _LINALG = [

@@ -438,6 +438,28 @@ def installed_names() -> frozenset[str]:
 
 
 @contextmanager
+def _context(names: list[str] | None) -> Iterator[None]:
+    """A context that asks for these entry points, which are let go of at its end; None: for none.
+
+    What `install()` asks for inside is let go of too, but where the context asked for none.
+    """
+    context = [names]
+    with _lock:
+        before = set(_wanted)
+        _contexts.append(context)
+        apply()
+    try:
+        yield
+    finally:
+        with _lock:
+            _contexts[:] = [other for other in _contexts if other is not context]
+            if names is not None:
+                _wanted.clear()
+                _wanted.update(before)
+            apply()
+
+
+@contextmanager
 def installed(only: str | Iterable[str] | None = None) -> Iterator[None]:
     """A context in which jaxmarshal is installed.
 
@@ -454,19 +476,8 @@ def installed(only: str | Iterable[str] | None = None) -> Iterator[None]:
     if switched_off():
         install(only)
         names = []
-    context: list[list[str] | None] = [names]
-    with _lock:
-        before = set(_wanted)
-        _contexts.append(context)
-        apply()
-    try:
+    with _context(names):
         yield
-    finally:
-        with _lock:
-            _contexts[:] = [other for other in _contexts if other is not context]
-            _wanted.clear()
-            _wanted.update(before)
-            apply()
 
 
 @contextmanager
@@ -477,13 +488,5 @@ def uninstalled() -> Iterator[None]:
     inside takes effect then; an `installed()` inside takes effect at once. `jaxmarshal.device_put`
     and functions made by `jaxmarshal.jit` stay accelerated.
     """
-    context: list[list[str] | None] = [None]
-    with _lock:
-        _contexts.append(context)
-        apply()
-    try:
+    with _context(None):
         yield
-    finally:
-        with _lock:
-            _contexts[:] = [other for other in _contexts if other is not context]
-            apply()

@@ -6,10 +6,9 @@ from cpython.object cimport (
     PyObject, PyObject_Hash, PyObject_RichCompareBool, PyTypeObject, Py_EQ
 )
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport uint64_t
-from libc.string cimport memcpy
 
 from jaxmarshal._classify cimport Py_TYPE, jm_kind_of_type, jm_type_table, jm_type_table_set
+from jaxmarshal._scalars cimport bits_of
 
 from jaxmarshal import _reference
 
@@ -64,13 +63,6 @@ cdef inline size_t _mixed(size_t h, size_t more) noexcept nogil:
     return h ^ (h >> 29)
 
 
-cdef inline uint64_t _bits(PyObject* number) noexcept:
-    cdef double value = PyFloat_AS_DOUBLE(<object>number)
-    cdef uint64_t bits
-    memcpy(&bits, &value, sizeof(bits))
-    return bits
-
-
 cdef inline Py_hash_t _hash_of(PyObject* value) noexcept:
     return PyObject_Hash(<object>value)
 
@@ -92,7 +84,7 @@ cdef bint _mix_value(PyObject* value, size_t* h, int depth) noexcept:
     elif kind == DTYPE and jm_kind_of_type(&_dtypes, <PyTypeObject*>value):
         h[0] = _mixed(h[0], <size_t>value)
     elif kind == FLOAT:
-        h[0] = _mixed(h[0] ^ <size_t>cls, _bits(value))
+        h[0] = _mixed(h[0] ^ <size_t>cls, bits_of(PyFloat_AS_DOUBLE(<object>value)))
     else:
         return False
     return True
@@ -110,7 +102,7 @@ cdef bint _same_value(PyObject* a, PyObject* b) noexcept:
     if kind == EXACT:
         return PyObject_RichCompareBool(<object>a, <object>b, Py_EQ)
     if kind == FLOAT:
-        return _bits(a) == _bits(b)
+        return bits_of(PyFloat_AS_DOUBLE(<object>a)) == bits_of(PyFloat_AS_DOUBLE(<object>b))
     if kind != TUPLE or PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b):
         return False
     for i in range(PyTuple_GET_SIZE(a)):

@@ -5,7 +5,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, Py_XINCREF
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
 import weakref
 
@@ -17,6 +17,7 @@ from jaxmarshal._errors cimport propagate
 from jaxmarshal._intake cimport jm_guard, jm_intake
 from jaxmarshal._layout cimport array_buffer
 from jaxmarshal._records cimport TargetPlan, put_host
+from jaxmarshal._scalars cimport bits_of
 from jaxmarshal._stats cimport DELETED, GUARD, HIT, HOST_LEAVES, decided_to_hit, is_asked
 from jaxmarshal._tree cimport (
     LEAVES, LIST_NODE, Step, free_structure, init_structure, rebuild, record_treedef
@@ -252,15 +253,13 @@ cdef int check_transfers(jm_intake* intake) except -1:
 
 cdef bint _is_the_same(object kept, object scalar) except -1:
     """The same value of the same type; zeros of both signs are told apart."""
-    cdef double one, other
     if kept is scalar:
         return True
     if type(kept) is not type(scalar):
         return False
     if type(kept) is not float:
         return kept == scalar
-    one, other = PyFloat_AS_DOUBLE(kept), PyFloat_AS_DOUBLE(scalar)
-    return memcmp(&one, &other, sizeof(double)) == 0
+    return bits_of(PyFloat_AS_DOUBLE(kept)) == bits_of(PyFloat_AS_DOUBLE(scalar))
 
 
 # A scalar among the arguments: a value, how often it came in lately, and its array or None.

@@ -259,7 +259,6 @@ ufunc_call = _lookup("jax._src.numpy.ufunc_api", "ufunc.__call__")
 legacy_prng_key = _lookup("jax._src.config", "legacy_prng_key")
 enable_custom_prng = _lookup("jax._src.config", "enable_custom_prng")
 default_prng_impl = _lookup("jax._src.config", "default_prng_impl")
-#: The configuration states that functions of `jax.random` depend on and the trace context lacks.
 #: JAX's own kinds of typed keys; a program can define others, by functions of its own.
 all_prng_impls = lookup_quietly("jax._src.random.prng", "prngs") or {}
 prng_impls: tuple[Any, ...] = tuple(
@@ -270,6 +269,7 @@ prng_impls: tuple[Any, ...] = tuple(
     )
 )  # fmt: skip
 prng_impl_names = frozenset(impl.name for impl in prng_impls)
+#: The configuration states that functions of `jax.random` depend on and the trace context lacks.
 numpy_key_states: tuple[Any, ...] = (legacy_prng_key, enable_custom_prng, default_prng_impl)
 #: Types of parameters that are values: their instances own nothing but plain values, and JAX's own.
 value_tuples: tuple[type, ...] = tuple(

@@ -493,7 +493,7 @@ def number_as_it_is(number):
 
 
 cdef Py_ssize_t _place_of_number(Row row, PyObject** args, Py_ssize_t n, PyObject* names) except -2:
-    """Where a number is that the function makes an array of, or -1."""
+    """Where among the arguments there is a number that the function makes an array of, or -1."""
     cdef int kind
     cdef Py_ssize_t i, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
     cdef Py_ssize_t place = row.number.at if row.number.at < n else -1
@@ -503,11 +503,16 @@ cdef Py_ssize_t _place_of_number(Row row, PyObject** args, Py_ssize_t n, PyObjec
     if place < 0 or n + named > MOST_CONVERTED:
         return -1
     kind = jm_kind_of_type(&types, Py_TYPE(args[place]))
-    if kind == JM_FLOAT and row.number.convert is number_as_it_is:
-        return place if abs(<object>args[place]) < MOST_FLOAT else -1
-    if kind != JM_INT:
-        return -1
-    return place if 0 <= <object>args[place] < MOST_NUMBER else -1
+    if kind == JM_INT or (kind == JM_FLOAT and row.number.convert is number_as_it_is):
+        return place
+    return -1
+
+
+cdef bint _is_converted(object number) except -1:
+    """Is it one of which an array can be made without an error or a warning?"""
+    if type(number) is float:
+        return abs(number) < MOST_FLOAT
+    return 0 <= number < MOST_NUMBER
 
 
 cdef bint _comes_again(Row row, object number) except -1:
@@ -538,15 +543,17 @@ cdef object _array_of(Row row, object number):
         count_steps(False)
 
 
-cdef object _call_with_number(Row row, PyObject** args, Py_ssize_t n, PyObject* names):
+cdef object _call_with_number(
+    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Py_ssize_t place
+):
     """As `_call_looked_at`; a number that is new is made an array, and so is none of the key."""
     cdef PyObject* own[MOST_CONVERTED]
     cdef Sources none
     cdef int reason
-    cdef Py_ssize_t place = _place_of_number(row, args, n, names)
     none.count = 0
     if (
-        place < 0 or _tape.current is not None or _comes_again(row, <object>args[place])
+        not _is_converted(<object>args[place]) or _tape.current is not None
+        or _comes_again(row, <object>args[place])
         or operation_context(&reason) is None or _obstacle(&none) != HIT
         or not _is_where_others_are(args, n, place)
     ):
@@ -557,23 +564,15 @@ cdef object _call_with_number(Row row, PyObject** args, Py_ssize_t n, PyObject* 
     return _call_looked_at(row, own, n, names)
 
 
-cdef bint _has_number(PyObject** args, Py_ssize_t n) noexcept:
-    """Is the second of two arguments a number?"""
-    cdef int kind
-    if n != 2:
-        return False
-    kind = jm_kind_of_type(&types, Py_TYPE(args[1]))
-    return kind == JM_INT or kind == JM_FLOAT
-
-
 cdef PyObject* call_row(
     Row row, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
     cdef object result
-    if row.number is not None and row.number.only and not _has_number(
-        args, PyVectorcall_NARGS(nargsf)
-    ):
-        return PyObject_Vectorcall(<PyObject*>row.call, args, nargsf, names)
+    cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf), place = -1
+    if row.number is not None:
+        place = _place_of_number(row, args, n, names)
+        if place < 0 and row.number.only:
+            return PyObject_Vectorcall(<PyObject*>row.call, args, nargsf, names)
     if row.left_with is not None and names != NULL and row.left_with in <tuple>names:
         count_miss(row.entry, OPTIONS)
     elif row.skip:
@@ -581,10 +580,10 @@ cdef PyObject* call_row(
             row.skip -= 1
         count_miss(row.entry, NOT_RECORDED)
     else:
-        if row.number is None:
-            result = _call_looked_at(row, args, PyVectorcall_NARGS(nargsf), names)
+        if place < 0:
+            result = _call_looked_at(row, args, n, names)
         else:
-            result = _call_with_number(row, args, PyVectorcall_NARGS(nargsf), names)
+            result = _call_with_number(row, args, n, names, place)
         if result is not None:
             Py_INCREF(result)
             return <PyObject*>result
@@ -640,7 +639,7 @@ cdef PyObject* _call_object(
     if PyVectorcall_NARGS(nargsf):
         row = _rows_of_objects.get(<size_t>args[0])
     if row is None:
-        return PyObject_Vectorcall(<PyObject*>(<Method>method).inner, args, nargsf, names)
+        return PyObject_Vectorcall(<PyObject*>(<Method>method).reference, args, nargsf, names)
     return (<row_function>call_row)(<Row>row, args + 1, PyVectorcall_NARGS(nargsf) - 1, names)
 
 
@@ -654,11 +653,10 @@ def make_object_call(str entry, reference, list functions):
     """
     cdef Method method = make_method(<vectorcallfunc>_call_object, reference)
     cdef Row row
-    method.inner = reference
     for function, number in functions:
         row = Row(entry_number(entry), function)
         row.call = MethodType(reference, function)
-        row.number = <Number?>number if number is not None else None
+        row.number = number
         _rows_of_objects[id(function)] = row
     return method
 

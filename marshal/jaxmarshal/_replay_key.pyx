@@ -10,6 +10,7 @@ from jaxmarshal._classify cimport (
     JM_TUPLE, Py_TYPE, jm_kind_of_type, kind_of_unknown, types
 )
 from jaxmarshal._context cimport state_is
+from jaxmarshal._scalars cimport bits_of
 from jaxmarshal._stats cimport HIT, OPTIONS, UNKNOWN_TYPE, VALUE, reason_of_kind
 
 import numpy as np
@@ -25,7 +26,9 @@ cdef extern from *:
 cdef object _ARRAY = object()     # an array that is there once
 cdef object _TRUE = object()      # the bools compare equal to numbers
 cdef object _FALSE = object()
-cdef tuple _own_impls = _reference.prng_impls
+cdef frozenset _own_impls = frozenset(map(id, _reference.prng_impls))
+cdef frozenset _own_impl_names = _reference.prng_impl_names
+cdef dict _all_impls = _reference.all_prng_impls
 cdef object _update_type = _reference.IndexUpdateRef
 
 cdef long long TOO_LARGE = <long long>1 << 31    # for an int of 32 bits
@@ -61,12 +64,6 @@ cdef object _dtype_part(object dtype):
 
 # --- Values --------------------------------------------------------------------------------------
 
-cdef uint64_t _bits(double value) noexcept:
-    cdef uint64_t bits
-    memcpy(&bits, &value, sizeof(bits))
-    return bits
-
-
 cdef void release_sources(Sources* sources) noexcept:
     cdef Py_ssize_t i
     for i in range(sources.count):
@@ -91,7 +88,7 @@ cdef object _source_part(object array, Sources* sources, int* reason):
 
 cdef bint is_own_impl(object impl) except -1:
     """Is it one of JAX's own kinds of keys?"""
-    return any([impl is own for own in _own_impls])
+    return id(impl) in _own_impls
 
 
 cdef object _key_part(object key, Sources* sources, int* reason):
@@ -131,9 +128,9 @@ cdef object _part(object arg, Sources* sources, int* reason):
     if kind == JM_BOOL:
         return _TRUE if arg else _FALSE
     if kind == JM_FLOAT:
-        return ("float", _bits(arg))
+        return ("float", bits_of(arg))
     if kind == JM_COMPLEX:
-        return ("complex", _bits(arg.real), _bits(arg.imag))
+        return ("complex", bits_of(arg.real), bits_of(arg.imag))
     if kind == JM_KEY_ARRAY:
         return _key_part(arg, sources, reason)
     if kind == JM_TUPLE:
@@ -142,7 +139,7 @@ cdef object _part(object arg, Sources* sources, int* reason):
         return _items_part("list", arg, sources, reason)
     cls = type(arg)
     if cls is str:
-        if arg in _reference.all_prng_impls and arg not in _reference.prng_impl_names:
+        if arg in _all_impls and arg not in _own_impl_names:
             reason[0] = OPTIONS    # as above
             return None
         return ("str", arg)
@@ -220,7 +217,7 @@ cdef object _default_impl = _reference.default_prng_impl
 
 
 cdef bint has_own_default_impl() except -1:
-    return _default_impl.value in _reference.prng_impl_names
+    return _default_impl.value in _own_impl_names
 
 
 cdef object states_now():

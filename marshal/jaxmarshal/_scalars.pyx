@@ -30,10 +30,8 @@ cdef uint64_t QUIET_BIT = 0x0008000000000000
 
 cdef inline bint _is_silent(double x) noexcept nogil:
     """Does (float)x raise no floating-point flag but inexact?"""
-    cdef uint64_t bits
     if isnan(x):
-        memcpy(&bits, &x, sizeof(bits))
-        return (bits & QUIET_BIT) != 0
+        return (bits_of(x) & QUIET_BIT) != 0
     return isinf(x) or x == 0.0 or FLT_MIN <= fabs(x) <= FLT_MAX
 
 

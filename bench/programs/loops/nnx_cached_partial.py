@@ -3,20 +3,12 @@
 import jax
 import optax
 from flax import nnx
+from nnx_functional import Model
 from nnx_train import arrays, train_step
 from synthetic import batches
 
 LIBRARIES = ("flax", "optax")
 __all__ = ["arrays", "make"]
-
-
-class Model(nnx.Module):
-    def __init__(self, rngs):
-        self.first = nnx.Linear(16, 32, rngs=rngs)
-        self.second = nnx.Linear(32, 10, rngs=rngs)
-
-    def __call__(self, x):
-        return self.second(nnx.relu(self.first(x)))
 
 
 def make():
