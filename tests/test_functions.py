@@ -25,7 +25,7 @@ from observe import observe
 from support import without_jaxmarshal
 
 import jaxmarshal
-from jaxmarshal import _functions, _install
+from jaxmarshal import _functions, _install, _replay
 
 NAMES = [(module, name) for module, names in _functions._MODULES for name in names]
 NAMES += [(module, name) for module, names in _functions._WITH_DERIVATIVES for name in names]
@@ -320,6 +320,10 @@ def test_the_same_array_twice():
         same(lambda a, b: jax.lax.sub(a, b), (x, y))
         same(lambda a, b: jnp.stack([a, b, a]), (x, y))
         same(lambda a, b: jnp.stack([a, b, a]), (x, x))
+    for call in (jnp.vstack, jnp.hstack, lambda pair: jnp.where(pair[0] > 1, *pair)):
+        for _ in range(4):
+            same(call, ([x, x],))
+        same(call, ([x, y],))
     before = hits()
     jax.lax.sub(x, y)
     assert hits() == before + 1
@@ -431,6 +435,22 @@ def test_results_are_new_arrays():
             words = found if found.dtype != jax.dtypes.prng_key else found._base_array
             words.delete()
         same(call, ())
+
+
+def test_a_result_that_a_later_step_uses():
+    """A result is never kept for the steps behind it: it may be deleted."""
+
+    def both():
+        zeros = jnp.zeros(3)
+        return zeros, zeros + 1
+
+    call = _replay.make_row("functions", both)
+    before = hits()
+    for _ in range(6):
+        zeros, ones = call()
+        assert ones.tolist() == [1, 1, 1]
+        zeros.delete()
+    assert hits() >= before + 3
 
 
 def test_a_scalar_that_is_donated():

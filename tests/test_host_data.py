@@ -169,19 +169,22 @@ def test_trap_15_edited_in_place(name, edit, dtype):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_trap_16_jitted_functions_do_not_ask_the_cache(dtype):
     """Trap 16: jaxlib converts the arguments of a jitted function itself."""
-    function = jax.jit(lambda x: x + 1)
+    function = jax.jit(lambda x, *arrays: x + arrays[0])
+    arrays = [jnp.ones(())] * 20    # host data among few of them are left to C++
 
     def body():
+        function(aligned(8, dtype), *arrays)
         x = aligned(8, dtype)
         held = enter(x)
-        found = [function(x).tolist()]
+        found = [function(x, *arrays).tolist()]
         x[...] = 7
-        found.append(function(x).tolist())
+        found.append(function(x, *arrays).tolist())
         found.append(jnp.asarray(x).tolist())
         del held
-        return found
+        return [*found, function(aligned(8, dtype), *arrays).tolist()]
 
-    both(body)
+    _, hits = both(body, "jit")
+    assert hits, jaxmarshal.stats()["jit"]
 
 
 def test_trap_16_nothing_is_recorded_of_a_stale_entry():

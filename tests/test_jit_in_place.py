@@ -121,6 +121,22 @@ def test_warm_functions_and_conversions(value):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    "value", [1.5, 3, True, 2j, np.float64(1.5), np.ones(2), np.arange(3), np.ones(2, complex)],
+    ids=repr,
+)
+def test_warm_functions_hit(value):
+    """A warm function is accelerated whatever its host data are converted to."""
+    arrays = [jnp.full(2, n) for n in range(40)]
+    function = jax.jit(lambda xs, y: [jax.lax.mul(x, x) for x in xs] + [y])
+    function(arrays, value)
+    jaxmarshal.install()
+    before = jit_counts()[0]
+    for _ in range(4):
+        function(arrays, value)
+    assert jit_counts()[0] >= before + 2
+
+
 @pytest.mark.parametrize("level", ["log", "disallow"])
 def test_warm_functions_and_transfer_guards(level, capfd):
     """A warm function has its host data placed by jaxlib, which logs or refuses that itself."""

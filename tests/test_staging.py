@@ -13,6 +13,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from eager import HOST_DATA, X, hit_by, hits, same
@@ -129,9 +130,20 @@ def negate(data, **options):
     return [stage(data), stage(np.negative(data))][1]
 
 
+@pytest.mark.parametrize("value", [np.True_, ml_dtypes.bfloat16(1)], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_another_way(name, value):
+    """What a function makes of an array of its own, by another way, it does not stage."""
+    hit_by("bind", stage, value)
+    before = hits(name)
+    for _ in range(6):
+        same(MAKERS[name], value)
+    assert hits(name) == before
+
+
 @pytest.mark.parametrize("function", [double, negate])
 def test_more_than_staging(function, monkeypatch):
-    """That data are staged, and nothing else is done with them, is seen and not assumed."""
+    """A function in the place of JAX's is called, whatever was seen of that."""
     monkeypatch.setattr(array_constructors, "array", function)    # what `asarray` calls
     data = np.arange(1, 6, dtype=np.int16)
     before = hits("asarray")

@@ -16,7 +16,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from jaxmarshal._argtable cimport jm_slot, jm_table, jm_table_free, jm_table_init
 from jaxmarshal._call cimport Call, describe_call
 from jaxmarshal._classify cimport (
-    JM_BOOL, JM_FLOAT, JM_INT, JM_NDARRAY, JM_NP_SCALAR, jm_kind_is_host
+    JM_BOOL, JM_COMPLEX, JM_FLOAT, JM_INT, JM_NDARRAY, JM_NP_SCALAR, jm_kind_is_host
 )
 from jaxmarshal._context cimport Context, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG, counters
@@ -32,12 +32,14 @@ from jaxmarshal._method cimport PyObject_Vectorcall, make_method, vectorcallfunc
 from jaxmarshal._plan cimport Plan, reason_of_miss, set_results, take_plan
 from jaxmarshal._records cimport is_ordinary_data
 from jaxmarshal._rules cimport bind_rules, is_untouched
-from jaxmarshal._scalars cimport scalar_array
+from jaxmarshal._scalars cimport narrows_silently, scalar_array
 from jaxmarshal._static cimport StaticArgument
 from jaxmarshal._stats cimport (
     DELETED, EXECUTABLE, HIT, HOST_LEAVES, NOT_RECORDED, TREE, count_miss
 )
 from jaxmarshal._tree cimport Structure, free_structure, init_structure
+
+import numpy as np
 
 from jaxmarshal import _reference
 
@@ -279,8 +281,10 @@ cdef bint _converts_silently(jm_slot* slot) except -1:
         return scalar_array(x, JM_INT, cnp.NPY_INT32) is not None
     if slot.kind == JM_FLOAT:
         return scalar_array(x, JM_FLOAT, cnp.NPY_FLOAT32) is not None
+    if slot.kind == JM_COMPLEX:
+        return scalar_array(x, JM_COMPLEX, cnp.NPY_COMPLEX64) is not None
     if slot.kind == JM_NDARRAY or slot.kind == JM_NP_SCALAR:
-        return is_ordinary_data(x) and x.dtype.itemsize <= 4
+        return is_ordinary_data(x) and narrows_silently(np.asarray(x))
     return slot.kind == JM_BOOL or not jm_kind_is_host(slot.kind)
 
 
@@ -318,10 +322,10 @@ cdef bint _may_ask_directly(
         return False
     if not transfers_unguarded(True, True) or not is_untouched(bind_rules):
         return False
-    plans.known[signature] = False    # it is asked once, whatever comes of it
     for i in range(table.count):
         if not _converts_silently(&table.slots[i]):
             return False
+    plans.known[signature] = False    # it is asked once, whatever comes of it
     return _is_traced(function, call)
 
 

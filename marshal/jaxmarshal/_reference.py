@@ -396,8 +396,8 @@ HAVE_EAGER: bool = _have(
     jit_primitive, flags=("HAVE_JIT", "HAVE_RULES"),
 )
 HAVE_REPLAY: bool = _have(
-    "HAVE_REPLAY", array_getitem, canonicalize_dtype, PRNGKeyArray, IndexUpdateRef, custom_jvp,
-    custom_jvp_call, custom_jvp_primitive, ufunc, ufunc_call, *numpy_key_states, *function_rules,
+    "HAVE_REPLAY", array_getitem, PRNGKeyArray, IndexUpdateRef, custom_jvp, custom_jvp_call,
+    custom_jvp_primitive, ufunc, ufunc_call, *numpy_key_states, *function_rules,
     flags=("HAVE_EAGER",),
 )
 HAVE_LAYOUT_PROBE: bool = _have(

@@ -13,8 +13,6 @@ from jaxmarshal._context cimport state_is
 from jaxmarshal._scalars cimport bits_of
 from jaxmarshal._stats cimport HIT, OPTIONS, UNKNOWN_TYPE, VALUE, reason_of_kind
 
-import numpy as np
-
 from jaxmarshal import _reference
 
 cdef extern from *:
@@ -39,27 +37,24 @@ cdef enum:
 
 # --- Dtypes --------------------------------------------------------------------------------------
 
-cdef dict _dtypes = {}    # id of what names a dtype -> (it, the dtype, its part of a key)
+cdef dict _dtypes = {}    # id of what names a dtype -> (it, its part of a key)
 
 
 def _fill_dtypes():
     for dtype in _reference.jax_dtypes or ():
         for name in (dtype, dtype.type, getattr(_reference.jnp, dtype.name, dtype)):
-            _dtypes[id(name)] = (name, dtype, ("dtype", len(_dtypes)))
+            _dtypes[id(name)] = (name, ("dtype", len(_dtypes)))
     for name in (bool, int, float, complex):
-        _dtypes[id(name)] = (name, np.dtype(name), ("dtype", len(_dtypes)))
+        _dtypes[id(name)] = (name, ("dtype", len(_dtypes)))
 
 
 _fill_dtypes()
 
 
 cdef object _dtype_part(object dtype):
-    """The part of a dtype that JAX has as it is, so that nothing is said about it; else None."""
+    """The part of one of JAX's dtypes, or of a type that names one; else None."""
     known = _dtypes.get(id(dtype))
-    if known is None:
-        return None
-    wanted = known[1]
-    return known[2] if _reference.canonicalize_dtype(wanted) == wanted else None
+    return None if known is None else known[1]
 
 
 # --- Values --------------------------------------------------------------------------------------

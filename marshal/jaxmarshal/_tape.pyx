@@ -82,8 +82,6 @@ cdef class Tape:
         self.functions = []
         self.alive = []
         for source in sources:
-            if id(source) in self.values:
-                self.broken = True    # it could be either
             _add(self, source)
 
 
