@@ -260,8 +260,8 @@ def test_trap_5_other_keys():
     for first in (key, jax.random.key(0, impl="rbg")):
         twins = Twins(lambda: lambda k: jax.random.bits(k))
         warm(twins, lambda first=first: (first,))
-        for other in (
-            jax.random.key(0, impl="rbg"), jax.random.key(0, impl="unsafe_rbg"),
+        for other in (    # the first has the very words that were recorded
+            first._base_array, jax.random.key(0, impl="rbg"), jax.random.key(0, impl="unsafe_rbg"),
             jax.device_put(key, jax.devices()[0]), jax.device_put(key, jax.devices()[2]),
             jax.random.split(key), jax.random.key_data(key), first._base_array, deleted, key,
         ):  # fmt: skip
