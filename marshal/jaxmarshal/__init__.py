@@ -18,6 +18,7 @@ from jaxmarshal.api import device_put, exclude, get_include, jit, reset_stats, s
 if TYPE_CHECKING:
     from jaxmarshal._extension import load_ipython_extension, unload_ipython_extension
     from jaxmarshal._report import Report, report
+    from jaxmarshal.fronts.filtered import filter_jit
     from jaxmarshal.packing import Packed, carry, pack
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "dispatch",
     "exclude",
     "explain",
+    "filter_jit",
     "get_include",
     "install",
     "installed",
@@ -51,6 +53,7 @@ _ON_DEMAND = {
     "Packed": "packing",
     "Report": "_report",
     "carry": "packing",
+    "filter_jit": "fronts.filtered",
     "load_ipython_extension": "_extension",
     "pack": "packing",
     "report": "_report",

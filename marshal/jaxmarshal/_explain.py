@@ -235,10 +235,9 @@ def explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     f, args, kwargs = _unwrap(f, args, kwargs)
     of_library = fronts.explained(f)
     if of_library is not None:
-        front, function = of_library
-        code = _stats.ask(front.name, function, f, *args, **kwargs)
-        installed = front.name in fronts.installed_names()
-        return _answer(f, front.name, code, (None, None, None), installed)
+        name, function, installed = of_library
+        code = _stats.ask(name, function, f, *args, **kwargs)
+        return _answer(f, name, code, (None, None, None), installed)
     inside = _reach.called_by_wrapper(f, args, kwargs)
     if inside is not None:
         answer = _explain_jitted(*inside)

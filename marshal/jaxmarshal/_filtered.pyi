@@ -14,7 +14,9 @@ def make_front(
     combine: Callable[..., Any],
     missing: object,
     extra: tuple[str, ...],
-    logger: Logger,
-    make_filter: Callable[[], Filterer],
+    logger: Logger | None = None,
+    make_filter: Callable[[], Filterer] | None = None,
+    marks: bool = True,
+    by_type: bool = False,
 ) -> Any: ...
 def live_plans(function: Any) -> int: ...

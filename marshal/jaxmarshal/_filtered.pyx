@@ -297,6 +297,8 @@ cdef PyObject* _try(
     Library library, FilteredPlans plans, Context context, Call* call, int* reason
 ) except? NULL:
     """The result of a plan, as `try_plans`; what goes wrong on the device is not logged."""
+    if library.logger is None:
+        return try_plans(plans, _rule, context, call, reason)
     quiet = library.make_filter()
     library.logger.addFilter(quiet)
     try:
@@ -403,15 +405,18 @@ cdef PyObject* _call(
 
 def make_front(
     str name, wrapper, reference, list places, names_of, check, combine, missing, tuple extra,
-    logger, make_filter,
+    logger=None, make_filter=None, bint marks=True, bint by_type=False,
 ):
     """The replacement of `reference`, the function that performs calls of a `wrapper`.
 
     `places` are modules and classes whose replacement is seen, `names_of` says for a class whose
     flatten function reads attributes which ones these are, or None, and `check` whether they still
     are; `combine` puts the static parts of a result back, `missing` stands for an attribute that is
-    not there, `extra` are names that count where an instance has more attributes, and `logger` gets
-    a filter of `make_filter` for the time of a call.
+    not there, and `extra` are names that count where an instance has more attributes. `logger` gets
+    a filter of `make_filter` for the time of a call. `marks`: the jitted function returns a marker
+    before the arrays, which the library waits for; else a flat tuple of arrays, of which `combine`
+    makes the nodes of a result, each once. `by_type`: the static part of a call is equal to another
+    one only if the types of all leaves are.
     """
     cdef Library library = Library.__new__(Library)
     cdef Method method = make_method(<vectorcallfunc>_call, reference)
@@ -426,6 +431,8 @@ def make_front(
     library.extra = extra
     library.logger = logger
     library.make_filter = make_filter
+    library.marks = marks
+    library.by_type = by_type
     library.fields = {}
     method.inner = library
     return method

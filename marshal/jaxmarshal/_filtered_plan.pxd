@@ -24,6 +24,8 @@ cdef class Library:
     cdef object combine          # puts the static parts of a result back into its tree
     cdef object logger           # which is not to say what the library says better
     cdef object make_filter      # makes the filter that it gets for the time of a call
+    cdef bint marks              # a result begins with a marker that is waited for
+    cdef bint by_type            # static leaves that are equal are told apart by their types
     cdef tuple extra             # see `_fields.Fields`
     cdef object missing
     cdef dict fields             # class to its Fields, or None

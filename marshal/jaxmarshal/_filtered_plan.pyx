@@ -74,11 +74,13 @@ cdef class _Static:
     """The leaves of a tree that are static, None for the others, in the order of a walk."""
 
     cdef tuple leaves
+    cdef bint by_type
     cdef Py_ssize_t next
     cdef bint asks    # comparing what was passed may run users' code
 
-    def __cinit__(self, tuple leaves):
+    def __cinit__(self, tuple leaves, bint by_type):
         self.leaves = leaves
+        self.by_type = by_type
 
 
 cdef int _add_part(_Static static, Structure* structure) except -1:
@@ -88,7 +90,7 @@ cdef int _add_part(_Static static, Structure* structure) except -1:
     static.next += 1
     if value is None:
         return add_leaf(structure)
-    part = make_static_part(value, True)
+    part = make_static_part(value, True, not static.by_type)
     static.asks |= asks_user_code(part)
     return add_step(structure, STATIC_LEAF, 0, <PyObject*>part)
 
@@ -167,7 +169,8 @@ cdef bint _describe(
     cdef Py_ssize_t i, leaves = 0
     cdef bint rest_first = binding.order[0] == -1
     static_fun, static_first, static_rest = parts
-    static, more = _Static(static_first[0]), _Static(static_rest[0])
+    static = _Static(static_first[0], library.by_type)
+    more = _Static(static_rest[0], library.by_type)
     if binding.key[0] and not rest_first:
         _add_tree(library, static_first[1], static, structure)
     _add_function(static_fun[0], structure)
@@ -190,16 +193,19 @@ cdef class Results:
     """Makes the result of the list of arrays that the jitted function gives."""
 
     cdef Structure structure
+    cdef bint marks
 
-    def __cinit__(self):
+    def __cinit__(self, bint marks):
+        self.marks = marks
         init_structure(&self.structure)
 
     def __dealloc__(self):
         free_structure(&self.structure)
 
     def __call__(self, list arrays):
-        arrays[0].block_until_ready()    # the library waits for it, and so do its callers
-        return rebuild(&self.structure, jm_list_items(arrays) + 1, sizeof(void*))
+        if self.marks:
+            arrays[0].block_until_ready()    # the library waits for it, and so do its callers
+        return rebuild(&self.structure, jm_list_items(arrays) + self.marks, sizeof(void*))
 
 
 cdef bint _add_inner(
@@ -235,6 +241,16 @@ cdef bint _add_made(Library library, object treedef, tuple node, Structure* stru
     return True
 
 
+cdef int _add_custom(
+    Library library, object treedef, object leaves, dict kinds, Structure* structure
+) except -1:
+    """A node that JAX's registry makes, of arrays alone."""
+    made = [kinds.get(id(next(leaves)), library) for _ in range(treedef.num_leaves)]
+    if library.marks or any([kind is not None for kind in made]):
+        raise TypeError("a node that the results do not have")
+    return add_step(structure, REGISTRY_NODE, treedef.num_leaves, <PyObject*>treedef)
+
+
 cdef int _add_result(
     Library library, object treedef, object leaves, dict kinds, Structure* structure
 ) except -1:
@@ -251,19 +267,21 @@ cdef int _add_result(
     if node[0] is type(library.missing):
         return add_step(structure, FIXED_NODE, 0, <PyObject*>library.missing)
     if not _add_made(library, treedef, node, structure):
-        raise TypeError("a node that the results do not have")
+        return _add_custom(library, treedef, leaves, kinds, structure)
     for child in treedef.children():
         _add_result(library, child, leaves, kinds, structure)
     return 0
 
 
 cdef Results _make_results(Library library, object treedef, Py_ssize_t count):
-    """For the tree (marker, arrays, static parts); None where it has nodes of others."""
-    cdef Results results = Results()
+    """For the tree ([marker,] arrays, static parts); None where it has nodes of others."""
+    cdef Results results = Results(library.marks)
     cdef Structure inner
     cdef list slots, kinds = []
-    marker, dynamic, static = treedef.children()
-    if marker.num_leaves != 1 or static.num_leaves or dynamic.num_leaves != count - 1:
+    *marker, dynamic, static = treedef.children()
+    if [part.num_leaves for part in marker] != [1] * library.marks:
+        return None
+    if static.num_leaves or dynamic.num_leaves != count - library.marks:
         return None
     init_structure(&inner)
     try:
@@ -301,7 +319,7 @@ cdef Plan make_filtered_plan(
         return None
     init_structure(&structure)
     try:
-        parts = (<StaticArgument>inner.statics[0]).value
+        parts = tuple((<StaticArgument>inner.statics[0]).value)
         described = _describe(library, plan, parts, binding, &structure)
     finally:
         free_structure(&structure)

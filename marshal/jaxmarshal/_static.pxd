@@ -26,8 +26,8 @@ cdef class StaticArgument:
 cdef StaticArgument make_static(Py_ssize_t number, str name, object value)
 
 # The same for an item of a tuple that the reference compares; where it takes no hash of it, what
-# cannot be hashed will do.
-cdef StaticArgument make_static_part(object value, bint hashed)
+# cannot be hashed will do. Not `inside`: it looks at the types of the items, too.
+cdef StaticArgument make_static_part(object value, bint hashed, bint inside=*)
 
 # Is this what was recorded? Raises what hashes and comparisons raise.
 cdef bint same_static(StaticArgument known, PyObject* found, Asked* asked) except -1

@@ -58,11 +58,11 @@ cdef StaticArgument make_static(Py_ssize_t number, str name, object value):
     return static
 
 
-cdef StaticArgument make_static_part(object value, bint hashed):
+cdef StaticArgument make_static_part(object value, bint hashed, bint inside=True):
     cdef StaticArgument static = StaticArgument()
     static.number = -1
     static.value = value
-    static.inside = True
+    static.inside = inside
     static.hashed = hashed
     if hashed:
         static.hash = PyObject_Hash(value)

@@ -230,6 +230,7 @@ REASONS: tuple[Reason, ...] = (
 #: The entry points that programs call, and how they write such a call.
 PUBLIC: dict[str, str] = {
     "jit": "jitted functions",
+    "filter_jit": "jaxmarshal.filter_jit",
     "equinox_filter_jit": "equinox.filter_jit",
     "compiled_call": "compiled ahead of time",
     "device_put": "jax.device_put",
