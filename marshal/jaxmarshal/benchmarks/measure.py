@@ -24,6 +24,27 @@ class WrongPath(AssertionError):
     """A call did not take the path that its case is about."""
 
 
+class NotHere(RuntimeError):
+    """A case that cannot be measured on this backend, and why."""
+
+
+def build(case: Case) -> Sides:
+    """The sides of a case.
+
+    Raises:
+      NotHere: there are too few devices, or plain JAX itself fails to make what the case calls.
+    """
+    if len(jax.devices()) < case.devices:
+        raise NotHere(f"it needs {case.devices} devices")
+    try:
+        return case.build()
+    except Exception as error:
+        first, *_ = [*str(error).splitlines(), ""]
+        raise NotHere(
+            f"plain JAX cannot do this here: {type(error).__name__}: {first[:100]}"
+        ) from error
+
+
 def check_path(case: Case, sides: Sides) -> None:
     """Assert that the jaxmarshal side hits (or, for a refused case, misses) in every call."""
     for _ in range(10):
@@ -88,9 +109,10 @@ def measure(group: str, case: Case, seconds: float = 1.5) -> dict[str, Any]:
     `_noise` are relative.
 
     Raises:
+      NotHere: it cannot be measured on this backend.
       WrongPath: where the jaxmarshal side did not take the path the case is about.
     """
-    sides = case.build()
+    sides = build(case)
     row: dict[str, Any] = {
         "group": group, "case": case.name, "series": case.series, "leaves": case.leaves,
         "devices": case.devices, "accelerated": case.accelerated, "hits": case.hits,
@@ -123,11 +145,6 @@ def meets(row: dict[str, Any]) -> bool:
         or row["over_floor"] <= row["most_over_floor"]
     )
     return fast and near
-
-
-def enough_devices(case: Case) -> bool:
-    """Are there as many devices as the case needs?"""
-    return len(jax.devices()) >= case.devices
 
 
 def per_leaf(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, float]]:

@@ -137,7 +137,7 @@ def take_turns(
 
 def _built(case: Case) -> tuple[Sides, dict[str, Callable[[], Any]]]:
     """A case made anew, with the warm call of each side."""
-    sides = case.build()
+    sides = measure.build(case)
     calls: dict[str, Callable[[], Any]] = {
         "reference": sides.reference, "jaxmarshal": sides.jaxmarshal,
     }  # fmt: skip
@@ -149,7 +149,7 @@ def _built(case: Case) -> tuple[Sides, dict[str, Callable[[], Any]]]:
 
 
 def judge(group: str, case: Case, seconds: float) -> Row:
-    """Measure one case for as long as it takes to be sure; raises what building it raises.
+    """Measure one case for as long as it takes to be sure; raises `NotHere`.
 
     Where the objects of one side lie in memory makes some per cent, so each attempt has others.
     """
@@ -179,19 +179,11 @@ def run(
         name = f"{group}: {case.name}"
         if not case.accelerated:
             yield name, None, "this entry point is not accelerated here"
-        elif not measure.enough_devices(case):
-            yield name, None, f"it needs {case.devices} devices"
         else:
             try:
-                case.build()
-            except Exception as error:    # plain JAX makes the arguments and compiles
-                yield name, None, f"plain JAX cannot do this here: {_first_line(error)}"
-            else:
                 yield name, judge(group, case, seconds), ""
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"
+            except measure.NotHere as error:
+                yield name, None, str(error)
 
 
 def verdict(rows: list[Row]) -> str:
