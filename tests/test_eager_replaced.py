@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from eager import X, hits
 from jax import lax
-from jax._src import core, dispatch
+from jax._src import api, core, dispatch, dtypes
+from jax._src.interpreters import pxla
 from support import without_jaxmarshal
 
 import jaxmarshal
@@ -182,6 +183,59 @@ def test_trap_15_functions_and_methods(place, name):
     """Trap 15: a function or method that is replaced is called as often as in plain JAX."""
     stand_in, seen = spied(place, name)
     check(lambda: mock.patch.object(place, name, stand_in), seen)
+
+
+@pytest.mark.parametrize("name", ["bind", "bind_with_trace"])
+def test_trap_15_the_primitive_of_derivatives(name):
+    """Trap 15: functions with derivatives of their own go through a primitive that no tape sees."""
+    primitive = _reference.custom_jvp_primitive
+    seen = []
+
+    def stand_in(*args, **kwargs):
+        seen.append(name)
+        return getattr(type(primitive), name)(primitive, *args, **kwargs)
+
+    check(lambda: mock.patch.object(primitive, name, stand_in), seen, ["relu"])
+
+
+PUT_PLACES = [
+    (api, "_check_sharding"), (api, "_infer_src_sharding"), (api, "tree_flatten"),
+    (api, "pspec_to_sharding"), (core, "shaped_abstractify"), (core, "trace_state_clean"),
+    (core, "trace_ctx"), (dtypes, "check_valid_dtype"), (pxla, "batched_device_put"),
+    (dispatch, "_device_put_impl"),
+]  # fmt: skip
+#: Ways to put data, an array of another device and a tree.
+PUTS = {
+    "data": lambda device: jax.device_put(X, device),
+    "an array": lambda device: jax.device_put(jax.device_put(X, jax.devices()[1]), device),
+    "a tree": lambda device: jax.device_put({"a": X, "b": [1.5]}, device),
+}
+
+
+@pytest.mark.parametrize("put", PUTS)
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(place, name) for place, name in PUT_PLACES if callable(getattr(place, name, None))],
+    ids=lambda part: getattr(part, "__name__", part),
+)
+def test_trap_15_functions_that_putting_goes_past(place, name, put):
+    """Trap 15: what `device_put` calls in JAX is called as often when it is replaced."""
+    device = jax.devices()[0]
+    stand_in, seen = spied(place, name)
+    counts = []
+    for side in (without_jaxmarshal, contextlib.nullcontext):
+        with side():
+            for _ in range(4):
+                PUTS[put](device)
+            with mock.patch.object(place, name, stand_in):
+                seen.clear()
+                for _ in range(2):
+                    PUTS[put](device)
+                counts.append(len(seen))
+    assert counts[0] == counts[1]
+    before = hits("device_put")
+    PUTS[put](device)
+    assert hits("device_put") > before
 
 
 def test_trap_15_methods_of_one_object():

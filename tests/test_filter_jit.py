@@ -111,6 +111,20 @@ def test_nodes():
     same(function, call, lambda: call("b"), call, hits=8)
 
 
+def test_trap_21_names_of_another_type():
+    """Trap 21: arguments by name are sorted by their names, which may be of any class of strings."""
+    class Backwards(str):
+        __hash__ = str.__hash__
+
+        def __lt__(self, other):
+            return str.__gt__(self, other)
+
+    def call(kind=str):
+        return (), {kind("a"): jnp.zeros(2), kind("b"): jnp.ones(3)}
+
+    same(lambda **arrays: jax.tree.leaves(arrays), call, lambda: call(Backwards), call, hits=6)
+
+
 def test_results_without_arrays_and_functions_of_none():
     """No arguments at all, and a result that is static."""
     same(lambda: "static", lambda: ((), {}), hits=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -52,6 +53,65 @@ def test_trap_21_equal_keys_of_another_type(kind):
     for _ in range(2):
         twins(lambda: ({usual[1]: jnp.ones(3), usual[0]: jnp.zeros(3)},))
     assert jit_counts()[0] == 2
+
+
+def shapes(**arrays):
+    return [leaf.shape for leaf in jax.tree.leaves(arrays)]
+
+
+def of_jit():
+    seen = []
+    function = jax.jit(lambda **arrays: seen.append(shapes(**arrays)) or jax.tree.leaves(arrays))
+    return lambda **arrays: (shapes(a=function(**arrays)), seen)
+
+
+def of_static():
+    function = jax.jit(lambda **arrays: jax.tree.leaves(arrays), static_argnames="c")
+    return lambda **arrays: shapes(a=function(**arrays, c=1))
+
+
+def ahead_of_time():
+    function = jax.jit(lambda **arrays: jax.tree.leaves(arrays))
+    compiled = function.lower(a=jnp.zeros(2), b=jnp.ones(3)).compile()
+    return lambda **arrays: shapes(a=compiled(**arrays))
+
+
+@pytest.mark.parametrize("make", [of_jit, of_static, ahead_of_time])
+def test_trap_21_names_of_another_type(make):
+    """Trap 21: arguments by name are sorted by their names, which may be of any class of strings."""
+    usual = {"a": jnp.zeros(2), "b": jnp.ones(3)}
+    other = {Backwards(name): value for name, value in usual.items()}
+    found = []
+    for place in (contextlib.nullcontext, jaxmarshal.installed):
+        with place():
+            call = make()
+            results = []
+            for arrays in [usual] * 4 + [other] * 4 + [usual] * 2:
+                try:
+                    results.append(call(**arrays))
+                except Exception as error:
+                    results.append((type(error), str(error)))
+            found.append(results)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_trap_21_targets_with_other_keys(kind):
+    """Trap 21: the same for the keys of a dict of targets."""
+    (first, second), others = KEYS[kind]
+    tree = {first: jnp.zeros(2), second: jnp.ones(3)}
+    device = jax.devices()[0]
+    found = []
+    for put in (jax.device_put, jaxmarshal.device_put):
+        results = []
+        for keys in [(first, second)] * 4 + [others] * 2:
+            try:
+                moved = put(tree, {keys[0]: device, keys[1]: None})
+                results.append([leaf.committed for leaf in jax.tree.leaves(moved)])
+            except Exception as error:
+                results.append((type(error), str(error)))
+        found.append(results)
+    assert found[0] == found[1]
 
 
 @jax.tree_util.register_pytree_node_class

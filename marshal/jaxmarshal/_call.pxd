@@ -43,6 +43,9 @@ cdef inline void describe(
     call.context_then = NULL
     call.nodes = call.fitted = NULL
 
+# Are all names exact strings? Those of a class of its own may be sorted in another way.
+cdef bint are_plain_names(PyObject* names) noexcept
+
 # Which arguments are static: by position, counted from the end where negative, and by name.
 cdef class StaticRule:
     cdef frozenset numbers

@@ -19,13 +19,14 @@ from jaxmarshal._signature cimport (
     MOST_LEAVES, add_number, number_of_static, number_of_tree, number_of_trees
 )
 from jaxmarshal._static cimport StaticArgument, make_static, same_static
-from jaxmarshal._stats cimport HIT, HOST_LEAVES, NOT_RECORDED
+from jaxmarshal._stats cimport HIT, HOST_LEAVES, NOT_RECORDED, TREE
 from jaxmarshal._tree cimport REGISTRY_NODE, Structure, flatten, move_structure
 
 cdef extern from *:
     PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
     Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
     PyObject* PyErr_Occurred() noexcept
+    bint PyUnicode_CheckExact(object obj) noexcept
 
 cdef enum:
     FEW = 4    # so many plans are tried one after the other
@@ -59,10 +60,20 @@ cdef PyObject* _by_name(Call* call, str name, Py_ssize_t likely) noexcept:
     for i in range(n):
         if PyTuple_GET_ITEM(call.names, i) == <PyObject*>name:
             return call.args[call.n + i]
-    for i in range(n):    # a name that is not interned
-        if <str>(<object>PyTuple_GET_ITEM(call.names, i)) == name:
+    for i in range(n):    # a name that is not interned; other kinds have an equality of their own
+        if PyUnicode_CheckExact(<object>PyTuple_GET_ITEM(call.names, i)) and (
+            <str>(<object>PyTuple_GET_ITEM(call.names, i)) == name
+        ):
             return call.args[call.n + i]
     return NULL
+
+
+cdef bint are_plain_names(PyObject* names) noexcept:
+    cdef Py_ssize_t i
+    for i in range(0 if names == NULL else PyTuple_GET_SIZE(names)):
+        if not PyUnicode_CheckExact(<object>PyTuple_GET_ITEM(names, i)):
+            return False
+    return True
 
 
 cdef bint _statics_match(Plan plan, Call* call) except -1:
@@ -145,6 +156,8 @@ cdef int flatten_call(
                 return reason
     if call.names == NULL:
         return HIT
+    if not are_plain_names(call.names):
+        return TREE
     for name in sorted(<tuple>call.names):
         if rule is None or name not in rule.names:
             reason = flatten(<object>_by_name(call, name, 0), NULL, structure, table)

@@ -11,7 +11,7 @@ import warnings
 from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
-from jaxmarshal._call cimport Call, StaticRule, describe, try_plans
+from jaxmarshal._call cimport Call, StaticRule, are_plain_names, describe, try_plans
 from jaxmarshal._classify cimport Py_TYPE
 from jaxmarshal._context cimport Context
 from jaxmarshal._errors cimport propagate
@@ -117,7 +117,7 @@ cdef bint _same_names(tuple known, PyObject* names) except -1:
             <object>PyTuple_GET_ITEM(names, i) != known[i]
         ):
             return False
-    return True
+    return are_plain_names(names)
 
 
 cdef Binding _known_binding(
@@ -138,7 +138,7 @@ cdef Binding _known_binding(
 cdef Binding _binding_of(FilteredPlans plans, Wrapper* wrapper, Py_ssize_t n, PyObject* names):
     """The binding of the call, or None for one that cannot be bound: the reference says why."""
     cdef Binding binding = _known_binding(plans, wrapper, n, names)
-    if binding is not None:
+    if binding is not None or not are_plain_names(names):
         return binding
     try:
         binding = make_binding(

@@ -58,9 +58,14 @@ cdef extern from *:
     bint jm_is_native(object array) noexcept
 
 cdef object _canonicalize = _reference.canonicalize_value
+cdef object _collect_garbage = _reference.collect_garbage
 
 
-cdef bint is_watched(object array) noexcept:
+cdef bint is_watched(object array) except -1:
+    if not jm_is_watched(array):
+        return False
+    if _collect_garbage is not None:    # the reference comes past jaxlib before it asks its cache
+        _collect_garbage()
     return jm_is_watched(array)
 
 

@@ -151,6 +151,8 @@ abstractify = _lookup("jax._src.core", "shaped_abstractify")
 tree_leaves = jax.tree_util.tree_leaves
 JaxRuntimeError = jax.errors.JaxRuntimeError
 canonicalize_value = _lookup("jax._src.dtypes", "canonicalize_value")
+#: Lets go of what the runtime's threads have done with, as many of jaxlib's functions do first.
+collect_garbage = lookup_quietly("jaxlib._jax", "collect_garbage")
 #: Does jaxlib cut host data into shards itself? A state that came with a later version.
 use_cpp_shard_args = getattr(jax._src.config, "use_cpp_shard_args", None)
 dlpack_to_array = _lookup("jaxlib._jax", "dlpack_managed_tensor_to_buffer")
@@ -342,7 +344,10 @@ function_rules = _places(
 function_rules += [importlib.import_module(name) for name in ("opt_einsum", "opt_einsum.paths")]
 #: What placing arguments, and calls of executables in Python, look names up in.
 placement_rules = _places(
-    "jax._src.dispatch", "jax._src.interpreters.pxla",
+    "jax._src.api", "jax._src.core", "jax._src.dispatch", "jax._src.dtypes",
+    "jax._src.interpreters.pxla", "jax._src.sharding_impls", "jax._src.tree_util",
+    "jax._src.array:ArrayImpl", "jax._src.named_sharding:NamedSharding",
+    "jax._src.sharding_impls:SingleDeviceSharding",
     "jax._src.interpreters.pxla:shard_arg_handlers",
     "jax._src.interpreters.pxla:global_result_handlers",
 )  # fmt: skip

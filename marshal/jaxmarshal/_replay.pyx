@@ -27,7 +27,7 @@ from jaxmarshal._method cimport (
 from jaxmarshal._replay_key cimport (
     Sources, has_own_default_impl, key_of, numbers_in, release_sources, states_now
 )
-from jaxmarshal._rules cimport function_rules, is_untouched
+from jaxmarshal._rules cimport attributes_of, function_rules, is_untouched
 from jaxmarshal cimport _tape
 from jaxmarshal._stats cimport (
     DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, REPLACED, SHARDING, TRACE, UNKNOWN_TYPE,
@@ -284,6 +284,13 @@ cdef bint _says_nothing(object key, Tape tape) except -1:
     return True
 
 
+# The primitive that functions with derivatives of their own go through; no tape gets to know it.
+cdef tuple _custom_jvp = (
+    (_reference.custom_jvp_primitive, attributes_of(_reference.custom_jvp_primitive))
+    if _reference.HAVE_REPLAY else None
+)
+
+
 cdef Play _make_play(Tape tape, list sources, object states, object key, object result):
     """What the tape says of the call, or None where that is not all of it."""
     cdef Play play
@@ -291,6 +298,8 @@ cdef Play _make_play(Tape tape, list sources, object states, object key, object 
     if tape.broken or _has_warned or described is None or not is_untouched(function_rules):
         return None
     if not _says_nothing(key, tape):
+        return None
+    if not have_their_rules([_custom_jvp]):
         return None
     play = Play()
     fold_constants(tape, described)
@@ -302,7 +311,7 @@ cdef Play _make_play(Tape tape, list sources, object states, object key, object 
     play.states = states
     play.sources = [_see(source) for source in sources]
     play.steps, play.result = needed
-    play.primitives = list(tape.primitives.values())
+    play.primitives = [_custom_jvp, *tape.primitives.values()]
     return play
 
 

@@ -258,7 +258,7 @@ cdef int _note_primitive(Tape tape, object prim) except -1:
     if prim is _jit_primitive:
         return 0    # of a jitted function that is called, and is a step
     if prim is _custom_jvp_primitive:
-        return 0    # calls its function, outside of a trace
+        return 0    # calls its function, outside of a trace; see `_replay._make_play`
     context = operation_context(&reason)
     if context is None and reason == TRACE:
         return 0    # within one that is traced

@@ -242,6 +242,7 @@ cdef int _flatten_dict(
         return NEEDS_REGISTRY if broadcast else TREE
     if not broadcast and (
         _prefix_kind(prefix) != JM_DICT or PyDict_Size(<object>prefix) != PyList_GET_SIZE(keys)
+        or sorted_keys(<dict>prefix) is None    # equal keys may be in another order
     ):
         return TREE
     if broadcast and PyList_GET_SIZE(keys) == 0 and not _stands_for_nothing(prefix):
