@@ -112,7 +112,7 @@ def test_nodes():
 
 
 def test_trap_21_names_of_another_type():
-    """Trap 21: arguments by name are sorted by their names, which may be of any class of strings."""
+    """Trap 21: names of arguments are sorted, and may be of any class of strings."""
     class Backwards(str):
         __hash__ = str.__hash__
 

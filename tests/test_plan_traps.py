@@ -78,7 +78,7 @@ def ahead_of_time():
 
 @pytest.mark.parametrize("make", [of_jit, of_static, ahead_of_time])
 def test_trap_21_names_of_another_type(make):
-    """Trap 21: arguments by name are sorted by their names, which may be of any class of strings."""
+    """Trap 21: names of arguments are sorted, and may be of any class of strings."""
     usual = {"a": jnp.zeros(2), "b": jnp.ones(3)}
     other = {Backwards(name): value for name, value in usual.items()}
     found = []

@@ -3,9 +3,11 @@
 All need the GIL and borrow their arguments; what is returned as an object is owned by the caller.
 """
 
-# Has an array weak references? JAX's cache of converted arrays holds one for each of its entries,
-# which stays as long as jaxlib has the data, or has not yet noticed that it is done with them.
-cdef bint is_watched(object array) except -1
+# Has an array weak references? JAX's cache of converted arrays holds one for each of its entries.
+cdef bint is_watched(object array) noexcept
+
+# Have jaxlib notice if it is done with an array's data: then that entry goes. May run any code.
+cdef int let_go_of(object array) except -1
 
 # What JAX's cache of converted arrays has for an array, or None where that is not of dtype number
 # `typenum` and these lengths. Fills the cache.

@@ -61,12 +61,14 @@ cdef object _canonicalize = _reference.canonicalize_value
 cdef object _collect_garbage = _reference.collect_garbage
 
 
-cdef bint is_watched(object array) except -1:
-    if not jm_is_watched(array):
-        return False
-    if _collect_garbage is not None:    # the reference comes past jaxlib before it asks its cache
-        _collect_garbage()
+cdef bint is_watched(object array) noexcept:
     return jm_is_watched(array)
+
+
+cdef int let_go_of(object array) except -1:
+    if _collect_garbage is not None and jm_is_watched(array):
+        _collect_garbage()
+    return 0
 
 
 cdef object canonical_array(

@@ -16,6 +16,7 @@ from jaxmarshal._classify cimport (
 )
 from jaxmarshal._context cimport Context, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG, counters
+from jaxmarshal._host_data cimport let_go_of
 from jaxmarshal._jit_context cimport operation_context
 from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
 from jaxmarshal._records cimport (
@@ -68,6 +69,8 @@ cdef PyObject* _stage(
     reason[0] = NOT_RECORDED
     if target is None:
         return NULL
+    if kind == JM_NDARRAY:
+        let_go_of(<object>x)    # the reference comes past jaxlib before it asks its cache
     jm_table_init(&table, &counters)
     try:
         push_argument(&table, <object>x, kind, NULL)
