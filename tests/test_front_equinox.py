@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from child import run
 
 import jaxmarshal
 from jaxmarshal import _filtered, fronts
@@ -898,6 +899,26 @@ assert jaxmarshal.stats()["equinox_filter_jit"]["hits"] == 2
 
 def test_a_library_that_is_imported_later():
     subprocess.run([sys.executable, "-c", LATER], check=True)
+
+
+FIRST = """
+import equinox as eqx
+import jax.numpy as jnp
+
+f = eqx.filter_jit(lambda x: x + 1)
+for _ in range(4):
+    f(jnp.ones(3))
+"""
+
+
+@pytest.mark.commands
+def test_a_library_that_imports_jax(tmp_path):
+    """It is in the middle of its import when jaxmarshal starts."""
+    (tmp_path / "script.py").write_text(FIRST)
+    done = run("-m", "jaxmarshal", "run", "--report", str(tmp_path / "script.py"))
+    assert done.returncode == 0
+    (row,) = [line for line in done.stderr.splitlines() if "equinox.filter_jit  " in line]
+    assert row.split()[:4] == ["equinox.filter_jit", "4", "50.0", "%"]
 
 
 def test_versions(monkeypatch):

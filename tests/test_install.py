@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import inspect
 import logging
 import sys
@@ -17,7 +18,7 @@ import pytest
 from child import run_code
 
 import jaxmarshal
-from jaxmarshal import _install, _reference
+from jaxmarshal import _install, _reference, fronts
 
 ORIGINALS = {entry.name: entry.original for entry in _install.ENTRY_POINTS}
 ACCELERATED = {entry.name: entry.accelerated for entry in _install.ENTRY_POINTS}
@@ -401,3 +402,31 @@ def test_the_cache_of_primitives_counts():
         dispatch.xla_primitive_callable.cache_clear()
         assert dispatch.xla_primitive_callable.cache_info().currsize == 0
         assert float(jax.lax.sinh(jnp.ones(7))[0]) == float(np.float32(np.sinh(1.0)))
+
+
+WAITS = """
+from jaxmarshal import fronts
+if __name__ == "waits":
+    for number in range(2):
+        fronts.when_imported("waits", lambda number=number: DONE.append(number))
+    DONE = []
+    assert not fronts.is_imported("waits")
+"""
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_two_things_wait_for_an_import(tmp_path, monkeypatch, begun):
+    """Whether it has begun or not; afterwards the module's spec and loader are Python's own."""
+    (tmp_path / "waits.py").write_text(WAITS if begun else "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "waits", raising=False)
+    done = []
+    if not begun:
+        for number in range(2):
+            fronts.when_imported("waits", lambda number=number: done.append(number))
+    module = importlib.import_module("waits")
+    assert (module.DONE if begun else done) == [0, 1]
+    assert type(module.__spec__) is importlib.machinery.ModuleSpec
+    assert "actions" not in vars(module.__spec__)
+    assert "exec_module" not in vars(module.__loader__)
+    assert fronts.is_imported("waits")

@@ -70,9 +70,13 @@ class Finder:
         if spec is None or spec.loader is None:
             return None  # it may become importable later
         loader = spec.loader
+        others = vars(loader).get("exec_module")  # of a finder like this one
 
         def exec_module(module):
-            del loader.exec_module
+            if others is None:
+                del loader.exec_module
+            else:
+                loader.exec_module = others
             if self not in sys.meta_path:
                 return loader.exec_module(module)
             sys.meta_path.remove(self)

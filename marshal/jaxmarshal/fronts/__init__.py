@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from jaxmarshal import _reference, _stats
@@ -31,7 +32,8 @@ class Front:
       lower: the first version that it was checked against.
       upper: the first version that it may not fit.
       home: the module of jaxmarshal with `install()`, `uninstall()`, which may be called at any
-        time, and `explained(f)`: the replacement of the function that calls `f`, or None.
+        time; `explained(f)`: the replacement of the function that calls `f`, or None; and
+        `place()`: the class whose `__call__` it replaces and the library's own `__call__`, or None.
       capability: the flag of `_reference` that it needs.
     """
 
@@ -56,7 +58,8 @@ for _front in FRONTS:
     _stats.register(_front.name)
 
 _installed: dict[str, Front] = {}
-_waiting: dict[str, Finder] = {}    # name of a front -> what waits for its library
+#: Name of a front -> what waits for the import of its library; None while that is under way.
+_waiting: dict[str, Finder | None] = {}
 _failed: dict[str, str] = {}        # name of a front -> why it could not be installed
 _complete: set[str] = set()         # libraries whose import has just ended
 
@@ -85,7 +88,8 @@ def why_inactive(front: Front) -> str | None:
     return _failed.get(front.name)
 
 
-def _is_imported(library: str) -> bool:
+def is_imported(library: str) -> bool:
+    """Is the import of a library over?"""
     if library in _complete:
         return True
     spec = getattr(sys.modules.get(library), "__spec__", None)
@@ -102,6 +106,41 @@ def _install(front: Front) -> None:
     _installed[front.name] = front
 
 
+class _Pending(ModuleSpec):
+    """The spec of a module while it is imported: knows what to do when the import is over."""
+
+    actions: list[Callable[[], None]]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            for action in vars(self).pop("actions"):
+                if self.name in sys.modules:
+                    action()
+
+
+def when_imported(library: str, action: Callable[[], None]) -> Finder | None:
+    """Call `action` when a library that is not there yet has been imported.
+
+    A library may be in the middle of its import: it imports JAX, and JAX starts jaxmarshal.
+
+    Returns:
+      What waits for the import to begin; None where it has begun.
+    """
+    spec = getattr(sys.modules.get(library), "__spec__", None)
+    if type(spec) is ModuleSpec:
+        spec.__class__ = _Pending
+        vars(spec)["actions"] = [action]
+    elif isinstance(spec, _Pending):
+        spec.actions.append(action)
+    else:
+        finder = Finder(action, (library,))
+        sys.meta_path.insert(0, finder)
+        return finder
+    return None
+
+
 def _wait(front: Front) -> None:
     """Install it when the library has been imported."""
     if front.name in _waiting or why_inactive(front) is not None:
@@ -111,11 +150,10 @@ def _wait(front: Front) -> None:
         from jaxmarshal import _install as installing
 
         _complete.add(front.library)
-        if _waiting.pop(front.name, None) is not None:
+        if _waiting.pop(front.name, front) is not front:
             installing.apply()
 
-    _waiting[front.name] = finder = Finder(imported, (front.library,))
-    sys.meta_path.insert(0, finder)
+    _waiting[front.name] = when_imported(front.library, imported)
 
 
 def use_installed(held: set[str]) -> bool:
@@ -124,7 +162,7 @@ def use_installed(held: set[str]) -> bool:
         if front.name in held:
             if front.name in _installed:
                 continue
-            if not _is_imported(front.library):
+            if not is_imported(front.library):
                 _wait(front)
             elif why_inactive(front) is None:
                 _install(front)
@@ -153,3 +191,17 @@ def explained(f: Any) -> tuple[str, Callable[..., Any], bool] | None:
             if found is not None:
                 return front.name, found, front.name in _installed
     return None
+
+
+def place_of(front: Front) -> tuple[type, Callable[..., Any]] | None:
+    """The class whose `__call__` a front replaces, and the library's own; None where it cannot.
+
+    Needs the library to be imported.
+    """
+    if why_inactive(front) is not None:
+        return None
+    try:
+        place: tuple[type, Callable[..., Any]] | None = import_module(front.home).place()
+    except Exception:    # as when it is installed
+        return None
+    return place
