@@ -16,7 +16,7 @@ from html.parser import HTMLParser
 import pytest
 from child import PACKAGE_ROOT, run, status_of
 
-from jaxmarshal import _compare, _flame, _install, _profile
+from jaxmarshal import _compare, _flame, _install, _profile, fronts
 from jaxmarshal.__main__ import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.commands, pytest.mark.reports]
@@ -302,6 +302,72 @@ def test_the_page_in_a_browser(compared, folder, tmp_path, scheme):
     assert tables == 1 and right <= window
     few, many = map(int, re.search(r"FRAMES (\d+) (\d+)", done.stdout).groups())
     assert 20 < few < many
+
+
+FRONTS = """
+    import jax.numpy as jnp
+    import jaxmarshal
+
+    def own(settings, x):
+        return x * settings["factor"]
+
+    calls = [jaxmarshal.filter_jit(own)]
+    try:
+        import equinox as eqx
+
+        @eqx.filter_jit
+        def estep(settings, x):
+            return x * settings["factor"]
+
+        calls.append(estep)
+    except ImportError:
+        pass
+    try:
+        from flax import nnx
+
+        @nnx.jit
+        def nstep(settings, x):
+            return x * settings["factor"]
+
+        calls.append(lambda settings, x: nstep({"factor": x}, x))
+    except ImportError:
+        pass
+    x = jnp.arange(3.0)
+    for _ in range(9):
+        for call in calls:
+            call({"factor": 2.0}, x)
+"""
+
+
+def test_functions_of_libraries(tmp_path):
+    """One row for each, at the user's function, timed in both runs; none for what they lead to."""
+    (tmp_path / "script.py").write_text(textwrap.dedent(FRONTS))
+    done = compare("--json", "out.json", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "out.json").read_text())
+    rows = {row["name"]: row for row in result["sites"] if row["name"] in ("own", "estep", "nstep")}
+    expected = [("own", "filter_jit", 5)]
+    active = {front.name for front in fronts.FRONTS if fronts.why_inactive(front) is None}
+    if "equinox_filter_jit" in active:
+        expected.append(("estep", "equinox_filter_jit", 12))
+    if "nnx_jit" in active:
+        expected.append(("nstep", "nnx_jit", 22))
+    assert len(rows) == len(expected)
+    for name, entry_point, line in expected:
+        row = rows[name]
+        assert (row["entry_point"], row["line"]) == (entry_point, line)
+        assert (row["file"], row["is_definition"]) == (str(tmp_path / "script.py"), True)
+        assert row["plain"]["calls"] == row["jaxmarshal"]["calls"] == 6
+        assert row["jaxmarshal"]["hits"] == 6
+        assert row["first"]["plain"]["calls"] == row["first"]["jaxmarshal"]["calls"] == 3
+        assert row["plain"]["seconds"] > 0 and row["jaxmarshal"]["seconds"] > 0
+        assert _compare.call(row) in done.stderr
+        assert result["runs"]["plain"]["stats"][entry_point]["misses"] == 0
+        assert result["runs"]["jaxmarshal"]["stats"][entry_point]["hits"] >= 6
+    # What they lead to is no row of its own.
+    assert [row for row in result["sites"] if row["plain"]["calls"]] == [
+        row for row in result["sites"] if row["name"] in rows
+    ]
 
 
 INTERRUPTED = """

@@ -202,7 +202,7 @@ def test_where_functions_are_defined():
         (plain, line), (functools.partial(plain), line), (functools.wraps(plain)(Called()), line),
         (Called().method, line + 4), (Called(), line + 7),
     ):  # fmt: skip
-        site = _count._site_of_jitted(jax.jit(made))
+        site = _count.site_of_function("jit", jax.jit(made))
         assert (site.file, site.line, site.is_definition) == (__file__, expected, True)
     compiled = jax.jit(plain).lower(1.0).compile()
     assert _reference.source_of(compiled) == ("plain", __file__, line)

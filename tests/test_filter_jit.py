@@ -37,7 +37,7 @@ def plain(function, **options):
     made._cached = jax.jit(
         made._cached.__wrapped__, donate_argnums=0 if made.donate_rest else (), static_argnums=2
     )
-    return functools.partial(filtered._call, made)
+    return functools.partial(filtered.reference_call, made)
 
 
 def same(function, *calls, hits, turns=4, **options):

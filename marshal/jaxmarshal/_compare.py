@@ -25,6 +25,11 @@ NOTES = (
     "it.",
 )
 
+#: What a function was made by, where that is not the name of the entry point.
+_KINDS = {
+    "compiled_call": "compiled", "equinox_filter_jit": "equinox.filter_jit", "nnx_jit": "nnx.jit",
+}  # fmt: skip
+
 _KEY = ("entry_point", "name", "file", "line", "function", "is_definition")
 
 
@@ -168,9 +173,8 @@ def _calls(plain: int, ours: int) -> str:
 
 def call(row: dict[str, Any]) -> str:
     """What is called, as a person writes it."""
-    kinds = {"jit": "jit", "compiled_call": "compiled"}
     if row["name"]:
-        return f"{row['name']} ({kinds.get(row['entry_point'], row['entry_point'])})"
+        return f"{row['name']} ({_KINDS.get(row['entry_point'], row['entry_point'])})"
     return str(row["entry_point"])
 
 

@@ -82,7 +82,8 @@ _INNER = (
 _inner: dict[str, bool] = {}
 
 
-def _caller(entry_point: str, name: str, frame: FrameType | None) -> Site:
+def site_of_caller(entry_point: str, name: str, frame: FrameType | None) -> Site:
+    """The innermost frame of the program's own code, from this frame on."""
     while frame is not None:
         code = frame.f_code
         inner = _inner.get(code.co_filename)
@@ -121,16 +122,17 @@ def _code_of(function: Any) -> CodeType | None:
     return None
 
 
-def _site_of_jitted(function: Any) -> Site:
-    """Where a jitted function is defined; no file where nobody knows."""
+def site_of_function(entry_point: str, function: Any) -> Site:
+    """Where the function is defined that another one was made of; no file where nobody knows."""
     code = _code_of(function)
     name = str(getattr(function, "__name__", "") or (code.co_name if code else "a function"))
     if code is None:
-        return Site("jit", name, "", 0, name, True)
-    return Site("jit", name, code.co_filename, code.co_firstlineno, code.co_qualname, True)
+        return Site(entry_point, name, "", 0, name, True)
+    return Site(entry_point, name, code.co_filename, code.co_firstlineno, code.co_qualname, True)
 
 
-def _add(site: Site, before: int | None, ending: str, start: int, end: int) -> None:
+def add(site: Site, before: int | None, ending: str, start: int, end: int) -> None:
+    """Count a call that has ended; `before` is what `phases.before()` returned."""
     with _lock:
         phase = phases.of(site, before, start, end)
         found = outcomes.setdefault(site, {}).setdefault((phase, ending), Outcome())
@@ -157,15 +159,15 @@ def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
             end = perf_counter_ns()
             _watch.leave()
             site = _site_of_compiled(args[0]) if name == "compiled_call" and args else None
-            site = site or _caller(name, label, sys._getframe(1))
-            _add(site, before, mark.ending(), start, end)
+            site = site or site_of_caller(name, label, sys._getframe(1))
+            add(site, before, mark.ending(), start, end)
 
     return wrapper
 
 
 def _hook(function: Any) -> Callable[[_watch.Pending], Any]:
     """What calls a jitted function and counts that, as `counted` does."""
-    defined = _site_of_jitted(function)
+    defined = site_of_function("jit", function)
     inner = not defined.file or _is_jaxs(defined.file)
 
     def hook(call: _watch.Pending) -> Any:
@@ -178,8 +180,8 @@ def _hook(function: Any) -> Callable[[_watch.Pending], Any]:
         finally:
             end = perf_counter_ns()
             _watch.leave()
-            site = _caller("jit", defined.name, sys._getframe(1)) if inner else defined
-            _add(site, before, mark.ending(), start, end)
+            site = site_of_caller("jit", defined.name, sys._getframe(1)) if inner else defined
+            add(site, before, mark.ending(), start, end)
 
     # Profiles show the frame under this name.
     name = f"{defined.name} (jit)"

@@ -311,6 +311,11 @@ def refuse() -> None:
         apply()
 
 
+def refused() -> bool:
+    """Does JAX stay as it came, whatever the program asks for?"""
+    return _refused
+
+
 def switched_off() -> bool:
     """Does the environment say that nothing is to be installed?"""
     return os.environ.get("JAXMARSHAL", "").lower() in OFF

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxmarshal import _count, _install, _phases, api
+from jaxmarshal import _count, _count_fronts, _install, _phases, api
 
 #: Frames below this depth are told as one, or a deep recursion would be a deep document.
 MOST_FRAMES = 250
@@ -25,7 +25,7 @@ _IMPORT = ("_find_and_load", "<frozen importlib._bootstrap>")
 
 def _kind(name: str, file: str, parent: str) -> str:
     """Whose code a frame is, for its colour."""
-    if file == _count.__file__:
+    if file in _COUNTERS:
         return "entry point" if name in _ENTRY_POINTS or name in _count.frames else "counting"
     if parent == "counting" or (parent == "entry point" and (name, file) in _COUNTING):
         return "counting"
@@ -36,7 +36,8 @@ def _kind(name: str, file: str, parent: str) -> str:
     return "script"
 
 
-_ENTRY_POINTS = frozenset(entry.name for entry in _install.ENTRY_POINTS)
+_COUNTERS = (_count.__file__, _count_fronts.__file__)
+_ENTRY_POINTS = _count_fronts.NAMES.union(entry.name for entry in _install.ENTRY_POINTS)
 _LIBRARIES = tuple(
     sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -123,6 +124,7 @@ def start(configuration: dict[str, Any]) -> None:
     warmup = configuration["warmup"]
     phases = _phases.Phases(warmup["calls"], warmup["seconds"])
     _count.count_all(phases)
+    _count_fronts.count_all()
     process, begin = os.getpid(), time.perf_counter_ns()
 
     def finish() -> None:

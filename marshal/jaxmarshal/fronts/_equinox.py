@@ -108,6 +108,11 @@ def uninstall() -> None:
         setattr(_wrapper, "__call__", _reference_call)  # noqa: B010
 
 
+def place() -> tuple[type, Callable[..., Any]]:
+    """The class of what `filter_jit` returns, and the library's own function that calls it."""
+    return _wrapper, _reference_call
+
+
 def explained(f: Any) -> Callable[..., Any] | None:
     """The replacement of the function that calls `f`, or None where `f` is of another kind."""
     return _accelerated if type(f) is _wrapper else None

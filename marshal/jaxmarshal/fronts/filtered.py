@@ -126,7 +126,7 @@ def _jitted(function: Callable[..., Any], donates: bool) -> Any:
     return _jit.jit(on_arrays, donate_argnums=0 if donates else (), static_argnums=2)
 
 
-def _call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def reference_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Call the function with what is static in its arguments, compiled for it."""
     bound = self._signature.bind(*args, **kwargs)
     args = (*bound.args, None)    # so that there always is a first one
@@ -155,7 +155,7 @@ class FilterJit:
         self._cached = _jitted(function, self.donate_rest)
         self.filter_warning = False
 
-    __call__ = _call
+    __call__ = reference_call
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
@@ -175,8 +175,8 @@ class FilterJit:
 accelerated: Any = None
 if _reference.HAVE_EAGER and not _reference.why_not_supported():
     accelerated = FilterJit.__call__ = _filtered.make_front(  # type: ignore[method-assign]
-        NAME, FilterJit, _call, [jax.tree_util], lambda cls: None, lambda cls: True, _put_together,
-        _Nothing(), (), marks=False, by_type=True,
+        NAME, FilterJit, reference_call, [jax.tree_util], lambda cls: None, lambda cls: True,
+        _put_together, _Nothing(), (), marks=False, by_type=True,
     )  # fmt: skip
 
 

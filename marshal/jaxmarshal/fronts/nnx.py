@@ -113,6 +113,11 @@ def _wrapped() -> Any:
     return compilation.JitWrapped
 
 
+def place() -> tuple[type, Any] | None:
+    """The class of what `nnx.jit` returns, and the library's own function that calls it."""
+    return (_wrapped(), _original) if _prepare() is None else None
+
+
 def explained(function: Any) -> Any:
     """What takes calls of a function that `nnx.jit` made, with itself first; else None."""
     return _accelerated if _prepare() is None and type(function) is _wrapped() else None
