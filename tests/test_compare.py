@@ -16,7 +16,7 @@ from html.parser import HTMLParser
 import pytest
 from child import PACKAGE_ROOT, run, status_of
 
-from jaxmarshal import _compare, _flame, _install, _profile, fronts
+from jaxmarshal import _compare_text, _flame, _install, _profile, fronts
 from jaxmarshal.__main__ import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.commands, pytest.mark.reports]
@@ -209,7 +209,7 @@ def test_the_page(result, folder):
     assert "{{" not in text.replace("${{", "")
     assert "prefers-color-scheme: dark" in text
     for row in result["sites"]:
-        assert any(_compare.call(row) in cell for cell in page.cells)
+        assert any(_compare_text.call(row) in cell for cell in page.cells)
     data = re.search(r"^const DATA = (.*);$", "".join(page.scripts), re.MULTILINE)
     assert set(json.loads(data[1])) == {"plain", "jaxmarshal"}
 
@@ -361,7 +361,7 @@ def test_functions_of_libraries(tmp_path):
         assert row["jaxmarshal"]["hits"] == 6
         assert row["first"]["plain"]["calls"] == row["first"]["jaxmarshal"]["calls"] == 3
         assert row["plain"]["seconds"] > 0 and row["jaxmarshal"]["seconds"] > 0
-        assert _compare.call(row) in done.stderr
+        assert _compare_text.call(row) in done.stderr
         assert result["runs"]["plain"]["stats"][entry_point]["misses"] == 0
         assert result["runs"]["jaxmarshal"]["stats"][entry_point]["hits"] >= 6
     # What they lead to is no row of its own.
@@ -412,6 +412,8 @@ def test_interrupted(tmp_path, runs):
     assert process.returncode == 130, stderr
     assert f"note: Interrupted in the {runs[-1]} run.\n" in stderr
     assert "double (jit)" in stderr
+    assert ("there is no jaxmarshal run" in stderr) == (len(runs) == 1)
+    assert "calls after the first ones took" in stderr
     result = json.loads((tmp_path / "out.json").read_text())
     assert list(result["runs"]) == runs
     row = site(result, "double", "jit")
@@ -481,6 +483,7 @@ def test_warmup(tmp_path, warmup, steady):
         assert (row[run_]["calls"], row["first"][run_]["calls"]) == (steady, 9 - steady)
     if not steady:
         assert row["estimated_saving"] == 0 and ": none" in done.stderr
+        assert "all 9 calls of the plain run are first ones" in done.stderr
 
 
 def test_a_script_that_fails(tmp_path):

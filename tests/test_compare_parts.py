@@ -10,7 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmarshal import _compare, _count, _phases, _profile, _record, _reference, _watch
+from jaxmarshal import (
+    _compare,
+    _compare_text,
+    _count,
+    _phases,
+    _profile,
+    _record,
+    _reference,
+    _watch,
+)
 
 pytestmark = [pytest.mark.commands, pytest.mark.reports]
 
@@ -83,17 +92,70 @@ def test_a_site_of_one_run_only():
     assert (found["plain"]["calls"], found["jaxmarshal"]["calls"]) == (1, 0)
 
 
+WARMUP = {"calls": 3, "seconds": None}
+
+
+def compared(plain, ours, warmup=WARMUP, runs=("plain", "jaxmarshal")):
+    """A comparison of recorded rows, as far as its words need it."""
+    runs = {run: {"profile": {"time": 0.0}, "steady_profile": {"time": 0.0}} for run in runs}
+    sites = _compare.sites(plain, ours)
+    return {"sites": sites, "runs": runs, "warmup": warmup, "functions": []}
+
+
 def test_the_summary():
-    """Calls, both times and the share of hits; or that there is nothing to compare."""
+    """Calls, both times and the share of hits."""
     plain = [plain_row(4, 8.0, 4.0)]
     ours = [row(hit=(3, 1.5, 1.0), options=(1, 0.5, 0.5))]
-    result = {"sites": _compare.sites(plain, ours), "runs": {"plain": {}, "jaxmarshal": {}}}
-    assert _compare.summary(result) == (
+    assert _compare_text.summary(compared(plain, ours)) == (
         "4 calls after the first ones took 8000.00 ms with plain JAX and 2000.00 ms with "
         "jaxmarshal; 75.0% of them were hits."
     )
-    assert "no calls" in _compare.summary({**result, "runs": {"plain": {}}})
-    assert "no calls" in _compare.summary({**result, "sites": []})
+
+
+def test_the_summary_of_unequal_work():
+    """A loop limited by time, or interrupted: equally many calls of each row, by their mean."""
+    plain = [plain_row(4, 8.0, 4.0), plain_row(5, 1.0, 1.0, line=2), plain_row(9, 9.0, 1.0, line=3)]
+    ours = [
+        row(hit=(6, 1.5, 1.0), options=(2, 2.5, 0.5)), row(line=2, hit=(5, 0.5, 0.5)),
+        row(line=4, hit=(1, 7.0, 7.0)),
+    ]  # fmt: skip
+    assert _compare_text.summary(compared(plain, ours)) == (
+        "9 calls after the first ones took 9000.00 ms with plain JAX and 2500.00 ms with "
+        "jaxmarshal; 88.9% of them were hits. The plain run made 18 such calls and the jaxmarshal "
+        "run 14: of each row the smaller number counts, at the mean time of a call."
+    )
+
+
+def test_the_summary_where_nothing_can_be_compared():
+    """It says what there is, and why the other run has nothing."""
+    plain, first = [plain_row(4, 8.0, 4.0)], [row(first=outcomes(hit=(7, 9.0, 9.0)))]
+    assert _compare_text.summary(compared(plain, [], runs=["plain"])) == (
+        "4 calls after the first ones took 8000.00 ms with plain JAX. Nothing to compare: there is "
+        "no jaxmarshal run."
+    )
+    assert _compare_text.summary(compared(first, first, {"calls": None, "seconds": 3.0})) == (
+        "Nothing to compare: all 7 calls of the plain run are first ones: the calls of the first "
+        "3 s, and those that trace or compile (see --warmup); all 7 calls of the jaxmarshal run "
+        "are first ones: the calls of the first 3 s, and those that trace or compile (see "
+        "--warmup)."
+    )
+    assert _compare_text.summary(compared(plain, first)) == (
+        "4 calls after the first ones took 8000.00 ms with plain JAX. Nothing to compare: all 7 "
+        "calls of the jaxmarshal run are first ones: the first 3 calls of each row, and those that "
+        "trace or compile (see --warmup)."
+    )
+    assert "the plain run called nothing" in _compare_text.summary(compared([], []))
+    ours = [row(line=2, hit=(1, 1.0, 1.0))]
+    assert _compare_text.summary(compared(plain, ours)).endswith("no row has calls in both runs.")
+
+
+def test_a_side_without_calls():
+    """It has a dash for a time: 0.00 would be a fast run."""
+    (_, line) = _compare_text.site_table(compared([plain_row(4, 8.0, 4.0)], [])["sites"])
+    assert line[2:7] == ["4/0", "–", "8000.00", "–", "–"]
+    first = [row(first=outcomes(hit=(7, 9.0, 9.0)))]
+    (_, line) = _compare_text.first_table(compared([], first)["sites"])
+    assert line[2:] == ["0/7", "–", "9000.00"]
 
 
 def test_which_calls_are_first_ones():
@@ -224,7 +286,7 @@ def test_the_name_of_a_function(monkeypatch):
     assert (by_name.entry_point, by_name.name) == ("bind", "some_function")
     assert by_name.function == "test_the_name_of_a_function"
     assert (by_entry_point.entry_point, by_entry_point.name) == ("some_function", "")
-    assert _compare.call(by_name._asdict()) == "some_function (bind)"
+    assert _compare_text.call(by_name._asdict()) == "some_function (bind)"
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
-"""What two recorded runs say when they are laid side by side; plain data and text.
+"""What two recorded runs say when they are laid side by side, as plain data.
 
 `_record.py` makes the records, `commands/compare.py` runs the script, `_profile.py` has the
-profiles.
+profiles, `_compare_text.py` the words.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,11 +22,6 @@ NOTES = (
     "`left ms` is an estimate: what hits would save where calls miss now. First calls are not in "
     "it.",
 )
-
-#: What a function was made by, where that is not the name of the entry point.
-_KINDS = {
-    "compiled_call": "compiled", "equinox_filter_jit": "equinox.filter_jit", "nnx_jit": "nnx.jit",
-}  # fmt: skip
 
 _KEY = ("entry_point", "name", "file", "line", "function", "is_definition")
 
@@ -139,154 +132,21 @@ def _saving(outcomes: dict[str, Any], ratios: dict[str, float], entry_point: str
     return saving
 
 
-def summary(result: dict[str, Any]) -> str:
-    """One sentence: what jaxmarshal gives in this script."""
-    rows, runs = result["sites"], result["runs"]
-    calls = {run: sum(row[run]["calls"] for row in rows) for run in (PLAIN, OURS)}
-    if set(runs) != {PLAIN, OURS} or not all(calls.values()):
-        return "There are no calls to compare."
-    seconds = [sum(row[run]["seconds"] for row in rows) for run in (PLAIN, OURS)]
-    fast = sum(row[OURS]["hits"] for row in rows) / calls[OURS]
-    return (
-        f"{calls[OURS]} calls after the first ones took {_milliseconds(seconds[0])} ms with plain "
-        f"JAX and {_milliseconds(seconds[1])} ms with jaxmarshal; {fast:.1%} of them were hits."
-    )
+def common(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """What both runs did: the calls of each row that both made, at the mean time of a call.
 
+    A script that runs for some time, or is interrupted, makes more calls in one run.
 
-# --- Text ----------------------------------------------------------------------------------------
-
-
-def short(path: str) -> str:
-    """A path for a table: from the current folder, or its last two parts."""
-    relative = path.removeprefix(os.getcwd() + os.sep)
-    parts = relative.split(os.sep)
-    return relative if relative != path or len(parts) <= 3 else "…/" + "/".join(parts[-2:])
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "?" if seconds is None else f"{seconds * 1e3:.2f}"
-
-
-def _calls(plain: int, ours: int) -> str:
-    return f"{plain}" if plain == ours else f"{plain}/{ours}"
-
-
-def call(row: dict[str, Any]) -> str:
-    """What is called, as a person writes it."""
-    if row["name"]:
-        return f"{row['name']} ({_KINDS.get(row['entry_point'], row['entry_point'])})"
-    return str(row["entry_point"])
-
-
-def place(row: dict[str, Any]) -> str:
-    """Where it is defined, or who calls it."""
-    if not row["file"]:
-        return "unknown"
-    where = f"{short(row['file'])}:{row['line']}"
-    if row["is_definition"]:
-        return where
-    function = row["function"].rsplit("<locals>.", 1)[-1]
-    return f"{where}, in {function}"
-
-
-def site_table(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Head and rows of the table of calls."""
-    table = [
-        ["call", "defined at, or called at", "calls", "hits", "JAX ms", "jaxmarshal ms", "left ms",
-         "why not fast"],
-    ]  # fmt: skip
-    for row in rows:
-        plain, ours = row[PLAIN], row[OURS]
-        reasons = sorted(ours["misses_by_reason"].items(), key=lambda item: -item[1])
-        table.append([
-            call(row),
-            place(row),
-            _calls(plain["calls"], ours["calls"]),
-            f"{ours['hits']}",
-            _milliseconds(plain["seconds"]),
-            _milliseconds(ours["seconds"]),
-            _milliseconds(row["estimated_saving"]),
-            ", ".join(f"{reason} {number}" for reason, number in reasons),
-        ])
-    return table
-
-
-def first_table(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Head and rows of the table of first calls."""
-    table = [["call", "defined at, or called at", "calls", "JAX ms", "jaxmarshal ms"]]
-    for row in rows:
-        plain, ours = (row["first"][run] for run in (PLAIN, OURS))
-        table.append([
-            call(row),
-            place(row),
-            _calls(plain["calls"], ours["calls"]),
-            _milliseconds(plain["seconds"]),
-            _milliseconds(ours["seconds"]),
-        ])
-    return table
-
-
-def function_table(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Head and rows of the table of functions."""
-    table = [["function", "file", "JAX ms", "jaxmarshal ms"]]
-    for row in rows:
-        times = [_milliseconds(row[run]) for run in (PLAIN, OURS)]
-        where = short(row["file"]) or f"({row['kind']})"
-        table.append([row["name"], where, *times])
-    return table
-
-
-def tables(result: dict[str, Any]) -> list[tuple[str, list[Any], int, Any]]:
-    """The tables of a comparison: title, rows, how many of them are printed, what makes the text.
+    Returns:
+      `calls`, `hits`, and the seconds of the runs by their names.
     """
-    rows = result["sites"]
-    steady = [row for row in rows if row[PLAIN]["calls"] or row[OURS]["calls"]]
-    first = [row for row in rows if any(row["first"][run]["calls"] for run in (PLAIN, OURS))]
-    first.sort(key=lambda row: -_time(row["first"]))
-    calls, seconds = result["warmup"]["calls"], result["warmup"]["seconds"]
-    apart = f"{seconds} s" if seconds is not None else f"{calls} calls of each row"
-    compiling = ", ".join(
-        f"{name} {run['profile']['time'] - run['steady_profile']['time']:.3f} s"
-        for name, run in result["runs"].items()
-    )
-    return [
-        (f"calls, without tracing, compiling and the first {apart}", steady, 20, site_table),
-        (
-            f"apart: imports, tracing, compiling and first calls; together {compiling}",
-            first, 5, first_table,
-        ),
-        ("slowest functions after that, own time", result["functions"], 10, function_table),
-    ]
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "").replace("/", "").isdigit() or text == "?"
-
-
-def print_table(title: str, table: list[list[str]]) -> None:
-    """On the error output: with rich on a terminal, otherwise as aligned columns."""
-    right = [all(_is_number(cell) for cell in column) for column in zip(*table[1:], strict=True)]
-    if sys.stderr.isatty():
-        try:
-            from rich.box import SIMPLE_HEAD
-            from rich.console import Console
-            from rich.markup import escape
-            from rich.table import Table
-        except ImportError:
-            pass
-        else:
-            shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
-            for name, is_right in zip(table[0], right, strict=True):
-                shown.add_column(name, justify="right" if is_right else "left", overflow="fold")
-            for row in table[1:]:
-                shown.add_row(*map(escape, row))
-            Console(stderr=True).print(shown)
-            return
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    print(title, file=sys.stderr)
-    for row in table:
-        cells = [
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right, strict=True)
-        ]
-        print(("  " + "  ".join(cells)).rstrip(), file=sys.stderr)
+    total = {"calls": 0.0, "hits": 0.0, PLAIN: 0.0, OURS: 0.0}
+    for row in rows:
+        calls = min(row[PLAIN]["calls"], row[OURS]["calls"])
+        if not calls:
+            continue
+        total["calls"] += calls
+        total["hits"] += row[OURS]["hits"] * calls / row[OURS]["calls"]
+        for run in (PLAIN, OURS):
+            total[run] += row[run]["seconds"] * calls / row[run]["calls"]
+    return total

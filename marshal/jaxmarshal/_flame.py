@@ -7,7 +7,7 @@ import json
 from importlib import resources
 from typing import Any
 
-from jaxmarshal import _compare
+from jaxmarshal import _compare_text
 
 #: Frames with less than this share of a run are too narrow to be seen.
 LEAST_SHARE = 0.0005
@@ -50,12 +50,12 @@ def page(result: dict[str, Any], speedscope: str) -> str:
     tables = "\n".join(
         f"<h2>{html.escape(title[0].upper() + title[1:])}</h2>\n"
         + (f"<table>{_table(make(rows[: 3 * most]))}</table>" if rows else "<p>None.</p>")
-        for title, rows, most, make in _compare.tables(result)
+        for title, rows, most, make in _compare_text.tables(result)
     )
     parts = {
         "SCRIPT": html.escape(" ".join(result["script"])),
         "VERSIONS": html.escape(versions),
-        "SUMMARY": html.escape(_compare.summary(result)),
+        "SUMMARY": html.escape(_compare_text.summary(result)),
         "SPEEDSCOPE": html.escape(speedscope, quote=True),
         "NOTES": notes,
         "TABLES": tables,

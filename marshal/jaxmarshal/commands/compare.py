@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from jaxmarshal import _compare, _doctor, _flame, _profile, _script
+from jaxmarshal import _compare, _compare_text, _doctor, _flame, _profile, _script
 from jaxmarshal._profile import OURS, PLAIN
 from jaxmarshal.commands import CommandError, need
 
@@ -268,10 +268,10 @@ def _result(
 def _show(result: dict[str, Any]) -> None:
     times = ", ".join(f"{name} {run['seconds']:.3f} s" for name, run in result["runs"].items())
     _say(f"{times}, from the end of JAX's import to the exit")
-    _say(_compare.summary(result))
-    for title, rows, most, make in _compare.tables(result):
+    _say(_compare_text.summary(result))
+    for title, rows, most, make in _compare_text.tables(result):
         if rows:
-            _compare.print_table(title, make(rows[:most]))
+            _compare_text.print_table(title, make(rows[:most]))
         else:
             print(f"{title}: none", file=sys.stderr)
         if len(rows) > most:
