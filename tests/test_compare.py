@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from child import PACKAGE_ROOT, run, status_of
 
 from jaxmarshal import _compare_text, _flame, _install, _profile, fronts
 from jaxmarshal.__main__ import main
+from jaxmarshal.reasons import reason_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.commands, pytest.mark.reports]
 
@@ -51,6 +53,7 @@ SCRIPT = """
     for _ in range(9):
         double(x)
     jax.numpy.sin(x)
+    jax.numpy.concatenate([np.ones(1), np.ones(1)]), jax.nn.relu(x)
     print(Model().train(step, x), sys.argv[1:])
 """
 
@@ -100,6 +103,8 @@ def test_the_output(compared):
     )  # fmt: skip
     assert "Counting and sampling slow both runs" in compared.stderr
     assert "an estimate" in compared.stderr
+    reason = reason_for("device_put", "options")
+    assert f"{reason.meaning} What to do: {reason.advice}\n" in compared.stderr
     assert "\x1b" not in compared.stderr
 
 
@@ -145,7 +150,15 @@ def test_sites(result, folder):
     # A function of JAX's own, by who calls it.
     (row,) = [row for row in result["sites"] if row["name"] == "sin"]
     assert (row["line"], row["function"], row["is_definition"]) == (30, "<module>", False)
+    # Functions that are replayed, by name, in both runs.
+    for name in ("jnp.concatenate", "jax.nn.relu"):
+        (row,) = [row for row in result["sites"] if row["name"] == name]
+        calls = [row[run]["calls"] + row["first"][run]["calls"] for run in ("plain", "jaxmarshal")]
+        assert (row["entry_point"], row["line"], calls) == ("functions", 31, [1, 1])
     for row in result["sites"]:
+        assert row["estimated_saving"] is None or not row["plain"]["calls"] or (
+            row["estimated_saving"] <= row["plain"]["seconds"]
+        )
         assert row["plain"]["seconds"] >= 0 and row["jaxmarshal"]["seconds"] >= 0
 
 
@@ -210,6 +223,8 @@ def test_the_page(result, folder):
     assert "prefers-color-scheme: dark" in text
     for row in result["sites"]:
         assert any(_compare_text.call(row) in cell for cell in page.cells)
+    reason = reason_for("device_put", "options")
+    assert html.escape(f"{reason.meaning} What to do: {reason.advice}") in text
     data = re.search(r"^const DATA = (.*);$", "".join(page.scripts), re.MULTILINE)
     assert set(json.loads(data[1])) == {"plain", "jaxmarshal"}
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import io
+import os
+import re
+import sys
 import threading
 
 import jax
@@ -14,12 +18,15 @@ from jaxmarshal import (
     _compare,
     _compare_text,
     _count,
+    _functions,
+    _install,
     _phases,
     _profile,
     _record,
     _reference,
     _watch,
 )
+from jaxmarshal.reasons import PUBLIC, reason_for
 
 pytestmark = [pytest.mark.commands, pytest.mark.reports]
 
@@ -75,6 +82,12 @@ def test_the_estimate_where_no_call_hits():
     assert found["jit", 2] == pytest.approx(2 * (8 - 8 / 2))
     assert found["asarray", 1] == pytest.approx(2 * (8 - 8 / ((4 * 2 + 10 * 2) / (2 + 10))))
     assert savings([], ours[2:])["device_put", 2] is None
+
+
+def test_no_estimate_above_what_jax_needs():
+    """Counting, and a busy machine, may make a miss cost more than the call costs in plain JAX."""
+    ours = [row(hit=(11, 2.0, 1.0), options=(3, 102.0, 92.0))]
+    assert savings([plain_row(14, 7.0, 3.0)], ours)["device_put", 1] == 7.0
 
 
 def test_first_calls_save_nothing():
@@ -156,6 +169,69 @@ def test_a_side_without_calls():
     first = [row(first=outcomes(hit=(7, 9.0, 9.0)))]
     (_, line) = _compare_text.first_table(compared([], first)["sites"])
     assert line[2:] == ["0/7", "–", "9000.00"]
+
+
+class Terminal(io.StringIO):
+    """An error output that a person looks at."""
+
+    def isatty(self):
+        return True
+
+
+def shown(monkeypatch, result, columns):
+    """What a terminal of this width gets of the first table."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setenv("NO_COLOR", "1")
+    _compare_text.print_table(_compare_text.tables(result)[0])
+    return re.sub("\x1b\\[[0-9;]*m", "", sys.stderr.getvalue()).splitlines()
+
+
+def called(name, entry_point, **options):
+    made = row(entry_point, **options)
+    return {**made, "name": name, "file": f"{os.getcwd()}/examples/training.py", "function": "main"}
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_a_terminal(monkeypatch, columns):
+    """Places and numbers are whole at any width, and no line is wider; advice is wrapped."""
+    pytest.importorskip("rich", reason="rich is not installed: the tables were NOT looked at")
+    ours = [
+        called("jnp.concatenate", "functions", line=12, hit=(1000, 1.0, 0.5)),
+        called("", "device_put", line=345, options=(33, 1.0, 0.5)),
+        called("jnp.stack", "functions", line=7, options=(3, 0.5, 0.5)),
+    ]
+    lines = shown(monkeypatch, compared(ours, ours), columns)
+    places = ["examples/training.py:12, in main" if columns == 200 else "…/training.py:12",
+              "…/training.py:345", "…/training.py:7"]  # fmt: skip
+    for found in places:
+        assert any(found.removeprefix("…/") in line for line in lines), lines
+    assert max(map(len, lines)) <= columns
+    text = " ".join(line.strip() for line in lines)
+    for entry_point in ("device_put", "functions"):
+        reason = reason_for(entry_point, "options")
+        told = f"options, {PUBLIC[entry_point]}: {reason.meaning} What to do: {reason.advice}"
+        assert text.count(told) == 1
+
+
+def test_advice():
+    """One line for each reason shown; where it means one thing only, by its name alone."""
+    rows = compared([], [row(options=(2, 1.0, 0.5)), row(line=2, options=(1, 1.0, 0.5))])["sites"]
+    reason = reason_for("device_put", "options")
+    assert _compare_text.advice(rows) == [
+        ("options", f"{reason.meaning} What to do: {reason.advice}")
+    ]
+
+
+def test_names_of_functions():
+    """As programs write them: of modules, methods, and objects that are called."""
+    by_name = {
+        _functions.name_of(place.original, place.holder, place.attribute)
+        for entry in _install.ENTRY_POINTS if entry.name == "functions" for place in entry.places
+    }  # fmt: skip
+    assert {"jnp.concatenate", "jax.random.split", "x.at[...].set", "x.astype", ""} <= by_name
+    assert _functions.name_of_object(jax.nn.relu) == "jax.nn.relu"
+    assert _functions.name_of_object(object()) == ""
 
 
 def test_which_calls_are_first_ones():

@@ -70,10 +70,14 @@ def sites(plain: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[dict[
     for key in first_before | first_after:
         outcomes = after.get(key, {})
         misses = _misses(outcomes)
+        needed = _summary(before.get(key, {}))
+        saving = _saving(outcomes, ratios, key[0])
+        if saving is not None and needed["calls"]:
+            saving = min(saving, needed["seconds"])
         rows.append(
             dict(zip(_KEY, key, strict=True))
             | {
-                PLAIN: _summary(before.get(key, {})),
+                PLAIN: needed,
                 OURS: _summary(outcomes)
                 | {
                     "hits": outcomes["hit"]["calls"] if "hit" in outcomes else 0,
@@ -86,7 +90,7 @@ def sites(plain: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[dict[
                     PLAIN: _summary(first_before.get(key, {})),
                     OURS: _summary(first_after.get(key, {})),
                 },
-                "estimated_saving": _saving(outcomes, ratios, key[0]),
+                "estimated_saving": saving,
             }
         )
     return sorted(rows, key=lambda row: (-_time(row), -_time(row["first"])))

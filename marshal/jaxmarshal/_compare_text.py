@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from typing import Any
+import textwrap
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from jaxmarshal import _compare
 from jaxmarshal._profile import OURS, PLAIN
+from jaxmarshal.reasons import PUBLIC, advice_for, reason_for
 
 #: What a function was made by, where that is not the name of the entry point.
 _KINDS = {
     "compiled_call": "compiled", "equinox_filter_jit": "equinox.filter_jit", "nnx_jit": "nnx.jit",
 }  # fmt: skip
 
+#: How much of a place tables show.
+WIDE, NARROWER, NARROWEST = range(3)
 #: What stands where there are no calls to time.
 NOTHING = "–"
 
@@ -83,10 +89,12 @@ def summary(result: dict[str, Any]) -> str:
     )
 
 
-def short(path: str) -> str:
-    """A path for a table: from the current folder, or its last two parts."""
+def short(path: str, narrow: bool = False) -> str:
+    """A path for a table: from the current folder, or its last two parts; narrow, its last."""
     relative = path.removeprefix(os.getcwd() + os.sep)
     parts = relative.split(os.sep)
+    if narrow:
+        return relative if len(parts) == 1 else f"…/{parts[-1]}"
     return relative if relative != path or len(parts) <= 3 else "…/" + "/".join(parts[-2:])
 
 
@@ -103,25 +111,27 @@ def _calls(plain: int, ours: int) -> str:
     return f"{plain}" if plain == ours else f"{plain}/{ours}"
 
 
-def call(row: dict[str, Any]) -> str:
+def call(row: dict[str, Any], width: int = WIDE) -> str:
     """What is called, as a person writes it."""
+    if row["entry_point"] == "functions" and width == NARROWEST:
+        return row["name"] or "functions"
     if row["name"]:
         return f"{row['name']} ({_KINDS.get(row['entry_point'], row['entry_point'])})"
     return str(row["entry_point"])
 
 
-def place(row: dict[str, Any]) -> str:
-    """Where it is defined, or who calls it."""
+def place(row: dict[str, Any], width: int = WIDE) -> str:
+    """Where it is defined, or who calls it; narrower ones leave out folders, then the caller."""
     if not row["file"]:
         return "unknown"
-    where = f"{short(row['file'])}:{row['line']}"
-    if row["is_definition"]:
+    where = f"{short(row['file'], width != WIDE)}:{row['line']}"
+    if row["is_definition"] or width == NARROWEST:
         return where
     function = row["function"].rsplit("<locals>.", 1)[-1]
     return f"{where}, in {function}"
 
 
-def site_table(rows: list[dict[str, Any]]) -> list[list[str]]:
+def site_table(rows: list[dict[str, Any]], width: int = WIDE) -> list[list[str]]:
     """Head and rows of the table of calls."""
     table = [
         ["call", "defined at, or called at", "calls", "hits", "JAX ms", "jaxmarshal ms", "left ms",
@@ -131,8 +141,8 @@ def site_table(rows: list[dict[str, Any]]) -> list[list[str]]:
         plain, ours = row[PLAIN], row[OURS]
         reasons = sorted(ours["misses_by_reason"].items(), key=lambda item: -item[1])
         table.append([
-            call(row),
-            place(row),
+            call(row, width),
+            place(row, width),
             _calls(plain["calls"], ours["calls"]),
             f"{ours['hits']}" if ours["calls"] else NOTHING,
             _took(plain),
@@ -143,14 +153,14 @@ def site_table(rows: list[dict[str, Any]]) -> list[list[str]]:
     return table
 
 
-def first_table(rows: list[dict[str, Any]]) -> list[list[str]]:
+def first_table(rows: list[dict[str, Any]], width: int = WIDE) -> list[list[str]]:
     """Head and rows of the table of first calls."""
     table = [["call", "defined at, or called at", "calls", "JAX ms", "jaxmarshal ms"]]
     for row in rows:
         plain, ours = (row["first"][run] for run in (PLAIN, OURS))
         table.append([
-            call(row),
-            place(row),
+            call(row, width),
+            place(row, width),
             _calls(plain["calls"], ours["calls"]),
             _took(plain),
             _took(ours),
@@ -158,19 +168,45 @@ def first_table(rows: list[dict[str, Any]]) -> list[list[str]]:
     return table
 
 
-def function_table(rows: list[dict[str, Any]]) -> list[list[str]]:
+def function_table(rows: list[dict[str, Any]], width: int = WIDE) -> list[list[str]]:
     """Head and rows of the table of functions."""
     table = [["function", "file", "JAX ms", "jaxmarshal ms"]]
     for row in rows:
         times = [_milliseconds(row[run]) for run in (PLAIN, OURS)]
-        where = short(row["file"]) or f"({row['kind']})"
+        where = short(row["file"], width != WIDE) or f"({row['kind']})"
         table.append([row["name"], where, *times])
     return table
 
 
-def tables(result: dict[str, Any]) -> list[tuple[str, list[Any], int, Any]]:
-    """The tables of a comparison: title, rows, how many of them are printed, what makes the text.
+def advice(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What the reasons in these rows mean and what to do about them: (of what, text)."""
+    return advice_for(
+        (PUBLIC.get(row["entry_point"], row["entry_point"]), reason_for(row["entry_point"], reason))
+        for row in rows
+        for reason in row[OURS]["misses_by_reason"]
+    )
+
+
+class Table(NamedTuple):
+    """A table of a comparison.
+
+    Attributes:
+      title: what is in it.
+      rows: all of them.
+      most: how many are printed.
+      make: head and rows as text, of some rows and a width.
+      has_reasons: does it say why calls were not fast?
     """
+
+    title: str
+    rows: list[dict[str, Any]]
+    most: int
+    make: Callable[..., list[list[str]]]
+    has_reasons: bool = False
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The tables of a comparison."""
     rows = result["sites"]
     steady = [row for row in rows if row[PLAIN]["calls"] or row[OURS]["calls"]]
     first = [row for row in rows if any(row["first"][run]["calls"] for run in (PLAIN, OURS))]
@@ -181,43 +217,91 @@ def tables(result: dict[str, Any]) -> list[tuple[str, list[Any], int, Any]]:
         for name, run in result["runs"].items()
     )
     return [
-        (f"calls, without tracing, compiling and {apart}", steady, 20, site_table),
-        (
+        Table(f"calls, without tracing, compiling and {apart}", steady, 20, site_table, True),
+        Table(
             f"apart: imports, tracing, compiling and first calls; together {compiling}",
             first, 5, first_table,
         ),
-        ("slowest functions after that, own time", result["functions"], 10, function_table),
+        Table("slowest functions after that, own time", result["functions"], 10, function_table),
     ]
+
+
+# --- On the error output -------------------------------------------------------------------------
+
+
+def print_table(table: Table) -> None:
+    """With rich on a terminal, otherwise as aligned columns; then what its reasons mean."""
+    if not table.rows:
+        print(f"{table.title}: none", file=sys.stderr)
+        return
+    rows = table.rows[: table.most]
+    if not (sys.stderr.isatty() and _print_with_rich(table, rows)):
+        _print_aligned(table.title, table.make(rows))
+    if len(table.rows) > table.most:
+        print(f"  and {len(table.rows) - table.most} more, see --json", file=sys.stderr)
+    for name, text in advice(rows) if table.has_reasons else ():
+        print_text(f"{name}: {text}")
+
+
+def print_text(text: str) -> None:
+    """One line, or as many as a terminal of this width needs."""
+    if sys.stderr.isatty():
+        columns = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, columns - 1, subsequent_indent="  ", break_on_hyphens=False)
+    print(text, file=sys.stderr)
 
 
 def _is_number(text: str) -> bool:
     return text.replace(".", "").replace("/", "").isdigit() or text in ("?", NOTHING)
 
 
-def print_table(title: str, table: list[list[str]]) -> None:
-    """On the error output: with rich on a terminal, otherwise as aligned columns."""
-    right = [all(_is_number(cell) for cell in column) for column in zip(*table[1:], strict=True)]
-    if sys.stderr.isatty():
-        try:
-            from rich.box import SIMPLE_HEAD
-            from rich.console import Console
-            from rich.markup import escape
-            from rich.table import Table
-        except ImportError:
-            pass
-        else:
-            shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
-            for name, is_right in zip(table[0], right, strict=True):
-                shown.add_column(name, justify="right" if is_right else "left", overflow="fold")
-            for row in table[1:]:
-                shown.add_row(*map(escape, row))
-            Console(stderr=True).print(shown)
-            return
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+def _are_numbers(lines: list[list[str]]) -> list[bool]:
+    """Which columns are numbers, which stand to the right."""
+    return [all(map(_is_number, column)) for column in zip(*lines[1:], strict=True)]
+
+
+def _print_aligned(title: str, lines: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    right = _are_numbers(lines)
     print(title, file=sys.stderr)
-    for row in table:
+    for line in lines:
         cells = [
             cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right, strict=True)
+            for cell, width, is_right in zip(line, widths, right, strict=True)
         ]
         print(("  " + "  ".join(cells)).rstrip(), file=sys.stderr)
+
+
+def _print_with_rich(table: Table, rows: list[dict[str, Any]]) -> bool:
+    """Print the widest form that fits the terminal; False where rich is not installed."""
+    try:
+        from rich.console import Console
+        from rich.measure import Measurement
+    except ImportError:
+        return False
+    console = Console(stderr=True)
+    unlimited = console.options.update(max_width=sys.maxsize)
+    for width in (WIDE, NARROWER, NARROWEST):
+        shown = _rich_table(table.title, table.make(rows, width), width)
+        if Measurement.get(console, unlimited, shown).maximum <= console.width:
+            break
+    console.print(shown)
+    return True
+
+
+def _rich_table(title: str, lines: list[list[str]], width: int) -> Any:
+    """Numbers and places stay whole; where room is short, names and reasons are broken at spaces.
+    """
+    from rich import box, markup, table
+
+    shown = table.Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    for number, (name, is_right) in enumerate(zip(lines[0], _are_numbers(lines), strict=True)):
+        shown.add_column(
+            name if width == WIDE else name.replace(", or", ",\nor").replace(" ms", "\nms"),
+            justify="right" if is_right else "left",
+            overflow="fold",
+            no_wrap=is_right or number == 1,
+        )
+    for line in lines[1:]:
+        shown.add_row(*map(markup.escape, line))
+    return shown

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxmarshal import _install, _jit, _reference, _rules, _watch, api
+from jaxmarshal import _functions, _install, _jit, _reference, _rules, _watch, api
 from jaxmarshal._phases import FIRST, STEADY, Phases
 
 
@@ -139,12 +139,26 @@ def add(site: Site, before: int | None, ending: str, start: int, end: int) -> No
         found.add(end - start)
 
 
+def _label(name: str, call: Callable[..., Any]) -> str:
+    """Where one entry point stands for several functions, a row has the name of the function."""
+    if name == "functions" and _install.entry_point_of(call) is not None:
+        place = _install.place_of(call)
+        return _functions.name_of(place.original, place.holder, place.attribute)
+    label = str(getattr(call, "__qualname__", name))
+    return "" if label == name or "." in label or label.startswith("_") else label
+
+
+def _label_of_first(name: str, first: Any) -> str:
+    """The name of an operation, or of a function that is an object: what the method is called on.
+    """
+    if name == "bind":
+        return str(getattr(first, "name", ""))
+    return _functions.name_of_object(first) if name == "functions" else ""
+
+
 def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """The entry point, with its outermost calls counted by site, phase and outcome."""
-    # Where one entry point stands for several functions, a row has the name of the function.
-    label = str(getattr(call, "__qualname__", name))
-    if label == name or "." in label or label.startswith("_"):
-        label = ""
+    label = _label(name, call)
 
     # The counts are read in both runs, for the work around a call to be the same.
     @functools.wraps(call)
@@ -159,7 +173,8 @@ def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
             end = perf_counter_ns()
             _watch.leave()
             site = _site_of_compiled(args[0]) if name == "compiled_call" and args else None
-            site = site or site_of_caller(name, label, sys._getframe(1))
+            called = label if label or not args else _label_of_first(name, args[0])
+            site = site or site_of_caller(name, called, sys._getframe(1))
             add(site, before, mark.ending(), start, end)
 
     return wrapper

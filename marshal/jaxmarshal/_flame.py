@@ -35,6 +35,19 @@ def _table(table: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
+def _section(table: _compare_text.Table) -> str:
+    """A table under its title, with what the reasons in it mean."""
+    title = f"<h2>{html.escape(table.title[0].upper() + table.title[1:])}</h2>\n"
+    if not table.rows:
+        return f"{title}<p>None.</p>"
+    rows = table.rows[: 3 * table.most]
+    advice = _compare_text.advice(rows) if table.has_reasons else []
+    lines = "".join(
+        f"<p><code>{html.escape(name)}</code>: {html.escape(text)}</p>\n" for name, text in advice
+    )
+    return f"{title}<table>{_table(table.make(rows))}</table>\n{lines}"
+
+
 def page(result: dict[str, Any], speedscope: str) -> str:
     """The page for what `compare` found; `speedscope` is the name of the file beside it."""
     data = {
@@ -47,11 +60,7 @@ def page(result: dict[str, Any], speedscope: str) -> str:
     }
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in result["notes"])
-    tables = "\n".join(
-        f"<h2>{html.escape(title[0].upper() + title[1:])}</h2>\n"
-        + (f"<table>{_table(make(rows[: 3 * most]))}</table>" if rows else "<p>None.</p>")
-        for title, rows, most, make in _compare_text.tables(result)
-    )
+    tables = "\n".join(map(_section, _compare_text.tables(result)))
     parts = {
         "SCRIPT": html.escape(" ".join(result["script"])),
         "VERSIONS": html.escape(versions),

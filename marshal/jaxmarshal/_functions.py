@@ -116,6 +116,14 @@ _DECIDING_OPERATORS = ("pow", "rpow", "and", "rand", "or", "ror", "xor", "rxor")
 _NUMBER_UFUNCS = ("maximum", "minimum")
 
 
+#: How programs write the modules, where that is not the module's name.
+_SHORT = {"jax.numpy": "jnp", "jax.numpy.linalg": "jnp.linalg", "jax.numpy.fft": "jnp.fft"}
+
+
+#: By id of a function or object that was found: how programs write it.
+_names: dict[int, str] = {}
+
+
 def _found(modules: tuple[tuple[str, list[str]], ...]) -> Iterator[Any]:
     """What the installed JAX has of these names, each object once."""
     seen = set()
@@ -124,6 +132,7 @@ def _found(modules: tuple[tuple[str, list[str]], ...]) -> Iterator[Any]:
             found = _reference.lookup_quietly(module, name)
             if found is not None and id(found) not in seen:
                 seen.add(id(found))
+                _names.setdefault(id(found), f"{_SHORT.get(module, module)}.{name}")
                 yield found
 
 
@@ -176,3 +185,20 @@ def _calls_of_objects() -> Iterator[tuple[type, str, Any, Any]]:
         chosen = [(function, number) for function, number in listed if type(function) is cls]
         call = _replay.make_object_call("functions", reference, chosen)
         yield cls, "__call__", reference, call
+
+
+def name_of(original: Any, holder: type | None, attribute: str) -> str:
+    """How programs write a function or method that is replayed.
+
+    Empty for the methods by which objects are called: of these, `name_of_object` knows the name.
+    """
+    if holder is None:
+        return _names.get(id(original), "")
+    if attribute == "__call__":
+        return ""
+    return f"x.at[...].{attribute}" if holder is _reference.IndexUpdateRef else f"x.{attribute}"
+
+
+def name_of_object(function: Any) -> str:
+    """How programs write a function that is an object of JAX's; empty where nobody knows."""
+    return _names.get(id(function)) or str(getattr(function, "__name__", ""))

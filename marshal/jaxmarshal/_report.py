@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxmarshal import _install, _stats
-from jaxmarshal.reasons import PUBLIC, TRACING, Reason, reason_for
+from jaxmarshal.reasons import PUBLIC, TRACING, Reason, advice_for, reason_for
 
 Counts = dict[str, dict[str, Any]]
 
@@ -166,16 +166,7 @@ class Report:
 
     def _advice(self) -> list[tuple[str, str]]:
         """What the reasons in the table mean, and what to do: (of what, text)."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for row in self.rows:
-            if row.reason is not None:
-                text = f"{row.reason.meaning} What to do: {row.reason.advice}"
-                found.setdefault((row.reason.name, text), []).append(row.call)
-        several = [name for name, _ in found]
-        return [
-            (f"{name}, {', '.join(calls)}" if several.count(name) > 1 else name, text)
-            for (name, text), calls in found.items()
-        ]
+        return advice_for((row.call, row.reason) for row in self.rows if row.reason is not None)
 
     def __str__(self) -> str:
         lines = [self._title()]

@@ -6,6 +6,7 @@ The order is that of the C enum `Reason` in `_stats.pxd`. `docs/reasons.md` is m
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -314,6 +315,24 @@ _SPECIAL: dict[tuple[str, str], Reason] = {
 def reason_for(entry_point: str, name: str) -> Reason:
     """The reason with this name, in the words that fit the entry point."""
     return _SPECIAL.get((entry_point, name), _BY_NAME[name])
+
+
+def advice_for(found: Iterable[tuple[str, Reason]]) -> list[tuple[str, str]]:
+    """What reasons mean and what to do, each text once: (of what, text).
+
+    Args:
+      found: pairs of what is called and why it was not fast. Of what is told where the same
+        reason means several things.
+    """
+    texts: dict[tuple[str, str], dict[str, None]] = {}
+    for call, reason in found:
+        text = f"{reason.meaning} What to do: {reason.advice}"
+        texts.setdefault((reason.name, text), {})[call] = None
+    names = [name for name, _ in texts]
+    return [
+        (f"{name}, {', '.join(calls)}" if names.count(name) > 1 else name, text)
+        for (name, text), calls in texts.items()
+    ]
 
 
 _PAGE = """\

@@ -269,12 +269,7 @@ def _show(result: dict[str, Any]) -> None:
     times = ", ".join(f"{name} {run['seconds']:.3f} s" for name, run in result["runs"].items())
     _say(f"{times}, from the end of JAX's import to the exit")
     _say(_compare_text.summary(result))
-    for title, rows, most, make in _compare_text.tables(result):
-        if rows:
-            _compare_text.print_table(title, make(rows[:most]))
-        else:
-            print(f"{title}: none", file=sys.stderr)
-        if len(rows) > most:
-            print(f"  and {len(rows) - most} more, see --json", file=sys.stderr)
+    for table in _compare_text.tables(result):
+        _compare_text.print_table(table)
     for note in result["notes"]:
-        print(f"note: {note}", file=sys.stderr)
+        _compare_text.print_text(f"note: {note}")
