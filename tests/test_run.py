@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes.util
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 from child import PACKAGE_ROOT, run, status_of
@@ -182,6 +185,36 @@ def test_report(end, status, message, script):
     assert head.split()[:3] == ["call", "calls", "fast"]
     assert row.split() == ["jax.device_put", "6", "66.7", "%", "options", "(1)"]
     assert advice[0].startswith("options: The call has an option")
+
+
+SLEEPS = """
+    import time
+    import jax
+    jax.numpy.ones(3)
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--report",)], ids=" ".join)
+def test_interrupted(options, script):
+    """Ctrl-C: the report is printed, and the process ends by the signal, as in Python."""
+    found = []
+    for arguments in ((), ("-m", "jaxmarshal", "run", *options)):
+        process = subprocess.Popen(
+            [sys.executable, *arguments, script(SLEEPS)], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)},
+        )  # fmt: skip
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)    # it is in `sleep` by then
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        found.append((process.returncode, *stderr.partition("jaxmarshal: ")))
+    plain, ours = found
+    assert plain[:2] == ours[:2] and plain[0] == -signal.SIGINT
+    assert "KeyboardInterrupt" in plain[1]
+    assert ("jnp.ones" in ours[3]) == bool(options)
 
 
 def test_report_without_calls(script):

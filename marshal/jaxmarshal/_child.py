@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from jaxmarshal import _install, _reference
@@ -19,8 +20,12 @@ def start(configuration: dict[str, Any]) -> None:
     if not configuration.get("tracebacks", True):
         _reference.set_tracebacks_enabled(False)
     if configuration.get("report"):
+        # At exit, to import it would execute text, and Python then forgets that a Ctrl-C ended
+        # the program, which is to end by the signal.
+        from jaxmarshal import _report
+
         process = os.getpid()
-        atexit.register(lambda: _print_report(process))
+        atexit.register(lambda: _print_report(process, _report.report))
     if configuration.get("record"):
         from jaxmarshal import _record
 
@@ -31,9 +36,7 @@ def start(configuration: dict[str, Any]) -> None:
         _count.trace(configuration["trace"])
 
 
-def _print_report(process: int) -> None:
+def _print_report(process: int, report: Callable[[], object]) -> None:
     """At exit; not in a copy of the process that a fork has made."""
     if os.getpid() == process and sys.stderr is not None:
-        from jaxmarshal import _report
-
-        print(_report.report(), file=sys.stderr, flush=True)
+        print(report(), file=sys.stderr, flush=True)
