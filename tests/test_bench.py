@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,22 @@ def test_json(small):
     again = bench("--from", small / "new.json")
     assert again.returncode == 0
     assert "np f32[8]" in again.stdout and "Python float" in again.stdout
+
+
+def test_numbers_on_axes():
+    """Plain ones, whatever part of a decade is shown: 1.1, and not 1.1 × 10⁰."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: NOT tested")
+    for speedups in ((0.9, 1.3), (0.5, 80.0), (100.0, 30000.0)):
+        rows = [
+            {"group": "g", "case": f"c{leaves}", "series": "s", "leaves": leaves,
+             "reference": speedup * 2.5, "jaxmarshal": 2.5, "speedup": speedup}
+            for leaves, speedup in zip((1, 4000), speedups, strict=True)
+        ]  # fmt: skip
+        for picture in (page._speedups(rows), page._widths(rows), page._slopes(rows)):
+            texts = re.findall(r"<text[^>]*>(.*?)</text>", picture, re.DOTALL)
+            numbers = [text for text in texts if re.match(r"[\d.]", text)]
+            assert len(numbers) >= 2 and all(re.fullmatch(r"[\d.]+", text) for text in numbers)
+            assert "tspan" not in picture    # as powers are written
 
 
 def test_page(small):

@@ -7,6 +7,8 @@ import io
 import re
 from typing import Any
 
+import numpy as np
+
 from jaxmarshal.benchmarks import results
 from jaxmarshal.benchmarks.measure import meets, per_leaf
 
@@ -64,6 +66,20 @@ def _axes(rows: int, columns: int, width: float, height: float) -> tuple[Any, li
     return figure, list(axes.flat)
 
 
+def _plain_numbers(*scales: Any) -> None:
+    """Have logarithmic scales say 1.1, where matplotlib would say 1.1 × 10⁰."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):  # it decides which ticks have room for a number
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            shown = super().__call__(x, pos)
+            return np.format_float_positional(x, 4, fractional=False, trim="-") if shown else ""
+
+    for scale in scales:
+        scale.set_major_formatter(Plain())
+        scale.set_minor_formatter(Plain())
+
+
 def _label(axis: Any, title: str, x: str, y: str = "") -> None:
     axis.set_title(title, fontsize=9, color=INK)
     axis.set_xlabel(x, fontsize=8, color=INK)
@@ -95,6 +111,7 @@ def _widths(rows: list[dict[str, Any]]) -> str:
                     *zip(*points, strict=True), color=COLORS[side], marker=MARKERS[side],
                     markersize=4, linewidth=1.5, label=title,
                 )  # fmt: skip
+        _plain_numbers(axis.xaxis, axis.yaxis)
         _label(axis, f"{group}: {name}", "leaves", "µs a call")
         _legend(axis)
     for axis in axes[len(series) :]:
@@ -119,6 +136,7 @@ def _speedups(rows: list[dict[str, Any]]) -> str:
         )
     axis.axvline(1, color=INK, linewidth=0.8)
     axis.set_xscale("log")
+    _plain_numbers(axis.xaxis)
     axis.set_yticks(list(places), names, fontsize=7)
     axis.set_ylim(len(shown) - 0.4, -0.6)
     _label(axis, "", "× faster than JAX (log scale; the line is 1)")
@@ -139,6 +157,7 @@ def _slopes(rows: list[dict[str, Any]]) -> str:
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.set_xscale("log")
+    _plain_numbers(axis.xaxis)
     _label(axis, "", "µs for each further leaf (log scale)")
     _legend(axis)
     return _svg(figure, "slopes")
