@@ -80,7 +80,8 @@ class Installed:
             write("JAX was not imported")
             return
         from jaxmarshal import _report
+        from jaxmarshal._counts import added
 
         if self.workers:
             write(f"{len(counts)} of {len(found)} workers have counted")
-        write(str(_report.Report(_report.added(counts))))
+        write(str(_report.Report(added(counts))))

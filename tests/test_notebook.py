@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from child import run_code
 
+import jaxmarshal
 from jaxmarshal import _extension, _install, api
 
 pytestmark = pytest.mark.commands
@@ -82,6 +83,8 @@ def test_the_cell_magic(tmp_path):
     assert isinstance(error, ZeroDivisionError)
     assert not _install.installed_names()
     assert shell.run_cell("%%jaxmarshal -n 3\\n1").error_in_exec is not None
+    found = cell("%%jaxmarshal\\nq = 5; print('hi')")
+    assert "times as fast" not in str(found), found
     """,
         IPYTHONDIR=str(tmp_path),
     )
@@ -135,6 +138,43 @@ def test_a_comparison():
     (row,) = found.report.rows
     assert (row.entry_point, row.calls) == ("getitem", 1)
     assert _install.installed_names() == frozenset()
+
+
+def test_a_cell_without_calls(monkeypatch):
+    """There is no ratio of what jaxmarshal has no part in."""
+    monkeypatch.setattr(_extension, "SECONDS", 0.01)
+    found = _extension.compare(lambda: None)
+    for text in (str(found), found._repr_html_()):
+        assert "nothing to compare" in text and "times as fast" not in text
+    assert found.plain > 0 and found.fast > 0
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_the_counts_of_the_session(monkeypatch, resets):
+    """The runs of a comparison are not in them, nor what is counted before lost; unless reset."""
+    monkeypatch.setattr(_extension, "SECONDS", 0.01)
+    x = jnp.arange(3.0)
+
+    def run():
+        x[0]
+        if resets:
+            jaxmarshal.reset_stats()
+
+    with jaxmarshal.installed():
+        for _ in range(5):
+            x[0]
+        before = jaxmarshal.stats(), str(jaxmarshal.report())
+        assert before[0]["getitem"]["hits"] + before[0]["getitem"]["misses"] >= 5
+        assert _extension.compare(run).plain > 0
+        if resets:
+            assert not any(count["hits"] + count["misses"] for count in jaxmarshal.stats().values())
+        else:
+            assert (jaxmarshal.stats(), str(jaxmarshal.report())) == before
+        hits = jaxmarshal.stats()["getitem"]["hits"]
+        x[0]
+        assert jaxmarshal.stats()["getitem"]["hits"] == hits + 1
+        jaxmarshal.reset_stats()
+        assert jaxmarshal.stats()["getitem"]["hits"] == 0
 
 
 @pytest.mark.parametrize(

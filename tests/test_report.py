@@ -9,7 +9,7 @@ import pytest
 from conftest import LAYOUT_OFF
 
 import jaxmarshal
-from jaxmarshal import _install, _report, _stats, fronts
+from jaxmarshal import _counts, _install, _report, _stats, fronts
 from jaxmarshal.reasons import PUBLIC, REASONS, TRACING, reason_for
 
 #: Calls of which a fast one is one call, though it takes several steps.
@@ -108,9 +108,9 @@ def test_no_calls():
 def test_sums_and_differences():
     """Of several processes, and of two moments."""
     one = {"jit": counts(2, aval=1)}
-    total = _report.added([one, {"jit": counts(1, aval=2, hook=1), "bind": counts(3)}])
+    total = _counts.added([one, {"jit": counts(1, aval=2, hook=1), "bind": counts(3)}])
     assert total == {"jit": counts(3, aval=3, hook=1), "bind": counts(3)}
-    assert _report.less(total, one) == {"jit": counts(1, aval=2, hook=1), "bind": counts(3)}
+    assert _counts.less(total, one) == {"jit": counts(1, aval=2, hook=1), "bind": counts(3)}
 
 
 def test_names_fit():

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jaxmarshal import _install, _report, _stats
+from jaxmarshal import _counts, _install, _report
 
 NAME = "jaxmarshal"
 USAGE = "%jaxmarshal [report | on | off | reset]"
@@ -34,7 +34,7 @@ def line_magic(line: str) -> _report.Report | None:
     elif word == "off":
         _install.uninstall()
     elif word == "reset":
-        _stats.reset()
+        _counts.reset()
     else:
         from IPython.core.error import UsageError
 
@@ -56,19 +56,22 @@ class Comparison:
         self.plain, self.fast, self.runs, self.report = plain, fast, runs, report
 
     def _line(self) -> str:
+        times = f"plain JAX {_time(self.plain)}, jaxmarshal {_time(self.fast)}"
+        if not self.report.rows:
+            return f"{times}: nothing to compare, the cell calls nothing that jaxmarshal knows"
         return (
-            f"plain JAX {_time(self.plain)}, jaxmarshal {_time(self.fast)}: "
-            f"{self.plain / self.fast:.2f} times as fast (best of {self.runs} runs each; one run "
-            "makes these calls)"
+            f"{times}: {self.plain / self.fast:.2f} times as fast (best of {self.runs} runs each; "
+            "one run makes these calls)"
         )
 
     def __str__(self) -> str:
-        return f"{self._line()}\n{self.report}"
+        return f"{self._line()}\n{self.report}" if self.report.rows else self._line()
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<p>{self._line()}</p>\n{self.report._repr_html_()}"
+        line = f"<p>{self._line()}</p>"
+        return f"{line}\n{self.report._repr_html_()}" if self.report.rows else line
 
 
 def _time(seconds: float) -> str:
@@ -85,7 +88,15 @@ def _timed(run: Callable[[], None]) -> float:
 
 
 def compare(run: Callable[[], None]) -> Comparison:
-    """Run something without and with jaxmarshal, in turns, and compare the fastest runs."""
+    """Run something without and with jaxmarshal, in turns, and compare the fastest runs.
+
+    These runs are in the result's report, and in none of the session.
+    """
+    with _counts.set_aside():
+        return _compared(run)
+
+
+def _compared(run: Callable[[], None]) -> Comparison:
     with _install.uninstalled():
         run()
         quiet = _silent(run)
@@ -94,7 +105,7 @@ def compare(run: Callable[[], None]) -> Comparison:
         for _ in range(MOST_WARM_UPS):
             before = _report.counts()
             quiet()
-            report = _report.Report(_report.less(_report.counts(), before))
+            report = _report.Report(_counts.less(_report.counts(), before))
             if not any(row.reason and row.reason.name == "not_recorded" for row in report.rows):
                 break
     rounds = int(min(MOST_ROUNDS, max(1, SECONDS / max(once, 1e-9))))

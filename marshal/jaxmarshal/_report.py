@@ -12,18 +12,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxmarshal import _install, _stats
+from jaxmarshal import _counts, _install
+from jaxmarshal._counts import Counts
 from jaxmarshal.reasons import PUBLIC, TRACING, Reason, advice_for, reason_for
-
-Counts = dict[str, dict[str, Any]]
 
 _HEADINGS = ("call", "calls", "fast", "not fast, mostly because of")
 
 
 def counts() -> Counts:
     """What a report is made of, as plain data: `stats()` without the steps of fast calls."""
-    found = _stats.snapshot()
-    for name, steps in _stats.steps().items():
+    found = _counts.snapshot()
+    for name, steps in _counts.steps().items():
         count = found[name]
         count["hits"] -= steps["hits"]
         for reason, number in steps["misses_by_reason"].items():
@@ -37,38 +36,6 @@ def counts() -> Counts:
         count["misses_by_reason"] = by_reason
         count["misses"] = sum(by_reason.values())
     return found
-
-
-def added(several: Iterable[Counts]) -> Counts:
-    """The sums of the counts of several processes."""
-    result: Counts = {}
-    for found in several:
-        for name, count in found.items():
-            total = result.setdefault(name, {"hits": 0, "misses": 0, "misses_by_reason": {}})
-            total["hits"] += count["hits"]
-            total["misses"] += count["misses"]
-            reasons = total["misses_by_reason"]
-            for reason, number in count["misses_by_reason"].items():
-                reasons[reason] = reasons.get(reason, 0) + number
-    return result
-
-
-def less(counts: Counts, before: Counts) -> Counts:
-    """The counts since `before`."""
-    result: Counts = {}
-    for name, count in counts.items():
-        old = before.get(name, {"hits": 0, "misses_by_reason": {}})
-        reasons = {
-            reason: number - old["misses_by_reason"].get(reason, 0)
-            for reason, number in count["misses_by_reason"].items()
-            if number > old["misses_by_reason"].get(reason, 0)
-        }
-        result[name] = {
-            "hits": count["hits"] - old["hits"],
-            "misses": sum(reasons.values()),
-            "misses_by_reason": reasons,
-        }
-    return result
 
 
 @dataclass(frozen=True)
