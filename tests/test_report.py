@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import LAYOUT_OFF
+from jax._src import core
 
 import jaxmarshal
-from jaxmarshal import _counts, _install, _report, _stats, fronts
+from jaxmarshal import _counts, _install, _report, _saving, _stats, fronts
 from jaxmarshal.reasons import PUBLIC, REASONS, TRACING, reason_for
 
 #: Calls of which a fast one is one call, though it takes several steps.
@@ -72,8 +73,9 @@ def counts(hits, **misses):
     return {"hits": hits, "misses": sum(misses.values()), "misses_by_reason": misses}
 
 
-def test_the_text():
+def test_the_text(monkeypatch):
     """Aligned columns, the most frequent first, then what to do for each reason."""
+    monkeypatch.setattr(_saving, "of_a_call", {"getitem": 2e-6, "jit": 3e-6}.get)
     found = {
         "device_put": counts(1, options=2),
         "getitem": counts(999, options=1),
@@ -83,12 +85,17 @@ def test_the_text():
     }
     report = _report.Report(found, installed=False)
     first, head, *table = str(report).splitlines()
-    assert first == "jaxmarshal: 1008 calls, 99.7 % of them fast (it is not installed now)"
-    assert head == "  call              calls     fast  not fast, mostly because of"
+    assert first == (
+        "jaxmarshal: 1008 calls, 99.7 % of them fast, at least 2.0 ms saved "
+        "(it is not installed now)"
+    )
+    assert head == (
+        "  call              calls     fast  saved, at least  not fast, mostly because of"
+    )
     assert table[:3] == [
-        "  x[...]             1000   99.9 %  options (1)",
-        "  jitted functions      5  100.0 %",
-        "  jax.device_put        3   33.3 %  options (2)",
+        "  x[...]             1000   99.9 %           2.0 ms  options (1)",
+        "  jitted functions      5  100.0 %            15 µs",
+        "  jax.device_put        3   33.3 %                   options (2)",
     ]
     assert table[3].startswith("options, x[...]: The index holds")
     assert table[4].startswith("options, jax.device_put: The call has an option")
@@ -97,6 +104,32 @@ def test_the_text():
     assert repr(report) == str(report)
     page = report._repr_html_()
     assert page.count("<tr>") == 4 and "<code>options, x[...]</code>" in page
+
+
+@pytest.mark.parametrize("name", ["device_put", "getitem", "zeros", "asarray", "bind", "functions"])
+@pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without object layout")
+def test_what_a_fast_call_saves(name):
+    """It is measured once, by calls that are counted nowhere and leave everything as it was."""
+    x = jnp.arange(8.0)
+    _saving.of_a_call.cache_clear()
+    with jaxmarshal.installed():
+        for _ in range(6):
+            x[0]
+        before, documentation = jaxmarshal.stats(), core.__doc__
+        assert _saving.saved(name, 1000) > 0
+        assert _saving.saved(name, 2000) == 2 * _saving.saved(name, 1000)
+        assert (jaxmarshal.stats(), core.__doc__) == (before, documentation)
+        x[0]
+        assert jaxmarshal.stats()["getitem"]["hits"] == before["getitem"]["hits"] + 1
+
+
+def test_nothing_is_measured_where_it_would_be_seen():
+    """While JAX traces, without hits, and of what has no small call."""
+    found = []
+    jax.jit(lambda x: (found.append(_saving.saved("getitem", 5)), x)[1])(1.0)
+    assert found == [None]
+    assert _saving.saved("getitem", 0) is None
+    assert _saving.saved("shard_args", 5) is None
 
 
 def test_no_calls():

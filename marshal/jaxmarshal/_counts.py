@@ -1,8 +1,4 @@
-"""The counts as plain data: sums, differences, and calls that are set aside.
-
-Counting is C's (`_stats.pyx`), and cannot be undone there. Calls that a tool makes for its own
-purpose, such as the runs of a cell that `%%jaxmarshal` compares, are subtracted here.
-"""
+"""The counts of `_stats` as plain data: sums, differences, and calls that are set aside."""
 
 from __future__ import annotations
 
@@ -13,10 +9,6 @@ from typing import Any
 from jaxmarshal import _stats
 
 Counts = dict[str, dict[str, Any]]
-
-# What is subtracted, of all counts and of the steps of fast calls; and how often it was dropped.
-_aside: tuple[Counts, Counts] = {}, {}
-_resets = 0
 
 
 def added(several: Iterable[Counts]) -> Counts:
@@ -51,37 +43,11 @@ def less(counts: Counts, before: Counts) -> Counts:
     return result
 
 
-def _raw() -> tuple[Counts, Counts]:
-    return _stats.snapshot(), _stats.steps()
-
-
-def snapshot() -> Counts:
-    """The counts now, without calls that were set aside; as `stats()` returns them."""
-    return less(_stats.snapshot(), _aside[0])
-
-
-def steps() -> Counts:
-    """Of those counts, the steps of fast calls; see `_stats.steps`."""
-    return less(_stats.steps(), _aside[1])
-
-
-def reset() -> None:
-    """Set every count to zero."""
-    global _aside, _resets
-    _stats.reset()
-    _aside = {}, {}
-    _resets += 1
-
-
 @contextmanager
 def set_aside() -> Iterator[None]:
-    """A context whose calls `snapshot()` does not show once it has ended, in whatever thread."""
-    global _aside
-    before, resets = _raw(), _resets
+    """A context whose calls are not counted once it has ended, in whatever thread."""
+    kept = _stats.keep()
     try:
         yield
     finally:
-        if resets != _resets:    # what came before is gone
-            before = {}, {}
-        new = [less(now, then) for now, then in zip(_raw(), before, strict=True)]
-        _aside = added([_aside[0], new[0]]), added([_aside[1], new[1]])
+        _stats.put_back(kept)

@@ -6,7 +6,7 @@ import os
 import platform
 from typing import Any
 
-from jaxmarshal import _activation, _counters, _counts, _install, _layout, _reference, fronts
+from jaxmarshal import _activation, _counters, _install, _layout, _reference, _stats, fronts
 from jaxmarshal._version import __version__
 from jaxmarshal.reasons import REASONS
 
@@ -69,7 +69,7 @@ def examine() -> dict[str, Any]:
             }
             for front in fronts.FRONTS
         },
-        "stats": _counts.snapshot(),
+        "stats": _stats.snapshot(),
     }
     try:
         array = _reference.device_put(0.0)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jaxmarshal import _counts, _install, _report
+from jaxmarshal import _counts, _install, _report, _stats
 
 NAME = "jaxmarshal"
 USAGE = "%jaxmarshal [report | on | off | reset]"
@@ -34,7 +34,7 @@ def line_magic(line: str) -> _report.Report | None:
     elif word == "off":
         _install.uninstall()
     elif word == "reset":
-        _counts.reset()
+        _stats.reset()
     else:
         from IPython.core.error import UsageError
 

@@ -2,6 +2,8 @@
 
 import threading
 
+from libc.string cimport memcpy
+
 from jaxmarshal._classify cimport (
     JM_KEY_ARRAY, JM_LITERAL, JM_REF, JM_TOKEN, JM_TRACER
 )
@@ -11,6 +13,7 @@ from jaxmarshal.reasons import REASONS
 
 cdef list _names = []
 cdef object _asking = threading.RLock()
+cdef long long _resets = 0
 cdef Entry _published[MAX_ENTRIES]    # what `take` has handed out already
 
 assert len(REASONS) == REASON_COUNT
@@ -169,9 +172,25 @@ cdef inline void _reset(long long* count, long long* published) noexcept:
     count[0] = 0
 
 
+def keep() -> tuple[int, bytes]:
+    """All counts, for `put_back`."""
+    return _resets, (<char*>entries)[:sizeof(entries)]
+
+
+def put_back(tuple kept) -> None:
+    """Forget what was counted since `keep`; and all of it, if the counts were reset since."""
+    cdef bytes counts = kept[1]
+    if kept[0] != _resets:
+        reset()
+        return
+    memcpy(entries, <char*>counts, sizeof(entries))
+
+
 def reset() -> None:
     """Set every count to zero."""
+    global _resets
     cdef int i, reason
+    _resets += 1
     for i in range(MAX_ENTRIES):
         _reset(&entries[i].hits, &_published[i].hits)
         for reason in range(<int>REASON_COUNT):

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from jaxmarshal import (
     _context,
-    _counts,
     _device_put,
     _jit,
     _method,
     _reference,
     _shard_args,
+    _stats,
 )
 
 __all__ = ["clear", "device_put", "exclude", "get_include", "jit", "reset_stats", "stats"]
@@ -130,12 +130,12 @@ def stats() -> dict[str, dict[str, Any]]:
       path), `misses` (calls that went to the reference) and `misses_by_reason` (a dict from
       reason to count; `jaxmarshal.reasons.REASONS` says what each means). Units are calls.
     """
-    return _counts.snapshot()
+    return _stats.snapshot()
 
 
 def reset_stats() -> None:
     """Set all counts of `stats()` to zero. All records stay."""
-    _counts.reset()
+    _stats.reset()
 
 
 def clear() -> None:
