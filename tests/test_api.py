@@ -20,6 +20,7 @@ from child import PACKAGE_ROOT, run_code
 
 import jaxmarshal
 from jaxmarshal import _install, _stats, fronts, reasons
+from jaxmarshal.fronts import filtered
 
 PACKAGE = Path(jaxmarshal.__file__).parent
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -116,7 +117,10 @@ def test_reasons_are_explained():
     assert all(reason.advice.endswith(".") for reason in reasons.REASONS[1:])
     counted = {name for name in _stats.snapshot() if not name.startswith("dispatch_v0_3.")}
     of_libraries = {front.name for front in fronts.FRONTS}
-    assert counted == {entry.name for entry in _install.ENTRY_POINTS} | of_libraries
+    assert filtered.NAME in counted
+    assert counted == {entry.name for entry in _install.ENTRY_POINTS} | of_libraries | {
+        filtered.NAME
+    }
 
 
 # --- What is shipped ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from conftest import LAYOUT_OFF
 
 import jaxmarshal
 from jaxmarshal import _install, _reference, _stats, fronts
+from jaxmarshal.fronts import filtered
 
 pytestmark = pytest.mark.commands
 
@@ -170,6 +171,7 @@ def test_bad_arguments_of_a_process():
 
 
 def test_every_entry_point_is_counted():
-    """What `install` patches is what `stats` counts."""
+    """What `install` patches is what `stats` counts, and calls of `jaxmarshal.filter_jit`."""
     counted = [name for name in _stats.snapshot() if not name.startswith("dispatch_v0_3.")]
-    assert sorted(counted) == sorted([*ENTRIES, *(front.name for front in fronts.FRONTS)])
+    names = [*ENTRIES, *(front.name for front in fronts.FRONTS), filtered.NAME]
+    assert sorted(counted) == sorted(names)

@@ -11,6 +11,7 @@ from jax._src import core
 
 import jaxmarshal
 from jaxmarshal import _counts, _install, _report, _saving, _stats, fronts
+from jaxmarshal.fronts import filtered
 from jaxmarshal.reasons import PUBLIC, REASONS, TRACING, reason_for
 
 #: Calls of which a fast one is one call, though it takes several steps.
@@ -148,7 +149,7 @@ def test_sums_and_differences():
 
 def test_names_fit():
     """What the report names are entry points and reasons that there are."""
-    entries = {entry.name for entry in (*_install.ENTRY_POINTS, *fronts.FRONTS)}
+    entries = {entry.name for entry in (*_install.ENTRY_POINTS, *fronts.FRONTS)} | {filtered.NAME}
     names = {reason.name for reason in REASONS}
     assert entries >= set(PUBLIC)
     assert all(names >= set(reasons) for reasons in TRACING.values())
