@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from child import run
 
-from jaxmarshal.reasons import PUBLIC, reason_for
+from jaxmarshal.reasons import PUBLIC, REASONS, reason_for
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = REPOSITORY / "README.md"
@@ -73,6 +73,13 @@ def test_what_does_it_give():
     where, calls, hits = row.split()[2:5]
     assert where == f"examples/training.py:{number}"
     assert calls == hits and int(calls) >= 95
+    # What the reasons in the table mean is told below it.
+    table = said.partition("  call ")[2].partition("apart: ")[0].splitlines()
+    rows = [line for line in table if line.startswith("  ")]
+    shown = {name for line in rows for name in re.findall(r"(\w+) \d+(?:,|$)", line)}
+    shown &= {reason.name for reason in REASONS}
+    told = {line.partition(":")[0].partition(",")[0] for line in table if "What to do: " in line}
+    assert told == shown
 
 
 def test_why_is_this_call_not_fast():
