@@ -169,6 +169,10 @@ def test_a_side_without_calls():
     first = [row(first=outcomes(hit=(7, 9.0, 9.0)))]
     (_, line) = _compare_text.first_table(compared([], first)["sites"])
     assert line[2:] == ["0/7", "–", "9000.00"]
+    result = compared([plain_row(4, 8.0, 4.0)], [], runs=["plain"])
+    functions = [dict(name="f", file="f.py", kind="script", plain=1.0, jaxmarshal=0.0)]
+    table = _compare_text.tables({**result, "functions": functions})[-1]
+    assert table.make(table.rows)[1][2:] == ["1000.00", "–"]
 
 
 class Terminal(io.StringIO):

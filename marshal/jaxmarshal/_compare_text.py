@@ -6,7 +6,8 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxmarshal import _compare
@@ -168,11 +169,13 @@ def first_table(rows: list[dict[str, Any]], width: int = WIDE) -> list[list[str]
     return table
 
 
-def function_table(rows: list[dict[str, Any]], width: int = WIDE) -> list[list[str]]:
+def function_table(
+    rows: list[dict[str, Any]], width: int = WIDE, runs: Container[str] = (PLAIN, OURS)
+) -> list[list[str]]:
     """Head and rows of the table of functions."""
     table = [["function", "file", "JAX ms", "jaxmarshal ms"]]
     for row in rows:
-        times = [_milliseconds(row[run]) for run in (PLAIN, OURS)]
+        times = [_milliseconds(row[run]) if run in runs else NOTHING for run in (PLAIN, OURS)]
         where = short(row["file"], width != WIDE) or f"({row['kind']})"
         table.append([row["name"], where, *times])
     return table
@@ -222,7 +225,10 @@ def tables(result: dict[str, Any]) -> list[Table]:
             f"apart: imports, tracing, compiling and first calls; together {compiling}",
             first, 5, first_table,
         ),
-        Table("slowest functions after that, own time", result["functions"], 10, function_table),
+        Table(
+            "slowest functions after that, own time", result["functions"], 10,
+            partial(function_table, runs=result["runs"]),
+        ),
     ]
 
 
