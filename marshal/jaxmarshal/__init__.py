@@ -1,4 +1,4 @@
-"""jaxmarshal: an accelerated argument path for JAX, with the reference's own results.
+"""jaxmarshal: an accelerated argument path for JAX, with JAX's own results.
 
 `install()` puts it under an existing program; `device_put`, `jit` and `dispatch` work without.
 JAX's own code stays the slow path: whatever is not recognised goes there unchanged.
