@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ import jax
 from jaxmarshal import (
     _device_put,
     _execute,
+    _functions,
     _install,
     _jit,
     _jit_ask,
@@ -21,12 +24,19 @@ from jaxmarshal import (
     _reference,
     _replay,
     _stats,
+    api,
     fronts,
 )
-from jaxmarshal.reasons import PUBLIC, REASONS, reason_for
+from jaxmarshal.reasons import PUBLIC, REASONS, Reason, reason_for
 
 #: A partial of a partial of a method, and so on.
 _MOST_LAYERS = 50
+
+#: Letters of a line, where sentences are wrapped.
+_WIDTH = 100
+
+#: Reasons of calls that jaxmarshal never sees: `install()` has no effect on them.
+_NOT_COUNTED = frozenset({"excluded", "taken_before"})
 
 #: The path of an argument, the recorded word and the found one; None where there is none to name.
 _Details = tuple[str | None, Any, Any]
@@ -39,8 +49,10 @@ class Explanation:
     Attributes:
       hit: would the call take the fast path?
       entry_point: its name in `stats()`, or None for a function that is no entry point itself.
-      reason: the name of the reason in `stats()`; "hit" for a hit, "leads_to_others" for a function
-        that calls entry points, "unknown_function" if it seems to call none.
+      reason: the name of the reason in `stats()`; "hit" for a hit; "excluded" for a function that
+        `exclude()` left to JAX; "taken_before" for JAX's own object, taken before `install()`;
+        "leads_to_others" for a function that calls entry points, "unknown_function" if it seems to
+        call none.
       meaning: the reason in words.
       advice: what you can do about it.
       leaf: the path of the argument in question, such as `args[0]['w']`, or None.
@@ -48,6 +60,7 @@ class Explanation:
       found: the word that this argument has instead, or None.
       installed: does this function go through jaxmarshal now? If not, `hit` says what the call
         would be once `install()` was called.
+      note: a sentence for who has not installed it, or empty.
     """
 
     hit: bool
@@ -59,12 +72,15 @@ class Explanation:
     recorded: Any = None
     found: Any = None
     installed: bool = True
+    note: str = ""
 
     def __str__(self) -> str:
         if self.hit:
             lines = [f"{self.entry_point}: a hit."]
         elif self.entry_point is None:
             lines = [self.meaning]
+        elif self.reason in _NOT_COUNTED:
+            lines = [f"{self.entry_point}: left to JAX. {self.meaning}"]
         else:
             lines = [f"{self.entry_point}: a miss ({self.reason})."]
             lines.append(self.meaning)
@@ -75,9 +91,9 @@ class Explanation:
             lines.append(f"found:    {self.found}")
         if self.advice:
             lines.append(f"What to do: {self.advice}")
-        if not self.installed:
-            lines.append("jaxmarshal is not installed: as it is, the call goes to JAX itself.")
-        return "\n".join(lines)
+        if self.note:
+            lines.append(self.note)
+        return "\n".join(textwrap.fill(line, _WIDTH, break_long_words=False) for line in lines)
 
     __repr__ = __str__
 
@@ -115,6 +131,38 @@ def _leaf_of_jitted(
 _INSIDE = "of the jitted function inside"
 
 
+#: The functions of `operator`, and the names of the methods that they call.
+_OPERATORS: dict[Any, str] = {
+    function: name
+    for name in (
+        "add", "and", "eq", "floordiv", "ge", "getitem", "gt", "invert", "le", "lshift", "lt",
+        "matmul", "mod", "mul", "ne", "neg", "or", "pos", "pow", "rshift", "sub", "truediv", "xor",
+    )
+    for function in (getattr(operator, f"__{name}__"), getattr(operator, f"__i{name}__", None))
+    if function is not None
+}  # fmt: skip
+
+#: The comparisons that Python makes where the array is the second operand.
+_MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+
+
+def _method_of_operator(f: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """What an operator calls in the end, with its arguments; or both as they are."""
+    name = _OPERATORS[f]
+    for i, arg in enumerate(args[:2]):
+        if type(arg) is _reference.ArrayImpl:
+            called = _MIRRORED.get(name, f"r{name}") if i else name
+            method = vars(type(arg)).get(f"__{called}__")
+            if method is None:
+                return f, args
+            ordered = (arg, *args[:i], *args[i + 1 :])
+            if _functions.is_replayed(called, ordered):
+                return method, ordered
+            behind = _reach.jitted_behind(method)
+            return behind or method, args if behind and name not in _MIRRORED else ordered
+    return f, args
+
+
 def _unwrap(
     f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -125,16 +173,20 @@ def _unwrap(
             f, args, kwargs = f.func, (*f.args, *args), {**f.keywords, **kwargs}
         elif method is not None:
             f, args = method[0], args if method[1] is None else (method[1], *args)
+        elif _reach.calls_entry_point(f):
+            f, args = _reach.call_of(f), (f, *args)
         else:
             break
     if isinstance(f, MethodType) and (
         _install.entry_point_of(f.__func__) is not None or _jit.is_jitted(f.__func__)
     ):
         return f.__func__, (f.__self__, *args), kwargs
-    if f is operator.getitem and args and type(args[0]) is _reference.ArrayImpl:
-        return _reference.array_getitem, args, kwargs
+    if isinstance(f, BuiltinFunctionType) and f in _OPERATORS and not kwargs:
+        return *_method_of_operator(f, args), kwargs
     called_by = _replay.method_calling(f)
     if called_by is not None:
+        _check_signature(getattr(f, "__wrapped__", None), args, kwargs)
+    if called_by is not None and not _functions.is_left(f, args):
         return called_by, (f, *args), kwargs
     for cls, name in (
         (_reference.Compiled, "compiled_call"),
@@ -165,6 +217,9 @@ def _details(name: str, code: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _explain_jitted(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
+    _check_signature(f, args, kwargs)
+    if api.is_excluded(f):
+        return _excluded()
     code = _stats.ask("jit", _jit.call_jitted, f, args, kwargs)
     found = _stats.look(_jit_ask.probe, f, args, kwargs)
     details: _Details = None, None, None
@@ -173,15 +228,66 @@ def _explain_jitted(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ex
     return _answer(f, "jit", code, details, _jit.uses_plans(f))
 
 
+def _reason(entry_point: str, name: str) -> Reason:
+    """The reason, in words that fit what the entry point has counted so far."""
+    so_far = _stats.snapshot()[entry_point]
+    return reason_for(entry_point, name, so_far["hits"], so_far["misses_by_reason"].get(name, 0))
+
+
 def _answer(
     f: Any, entry_point: str, code: int | None, details: _Details, installed: bool
 ) -> Explanation:
     if code is None:    # a call that is not counted
         return _about_others(f)
-    reason = reason_for(entry_point, REASONS[code].name)
+    reason = _reason(entry_point, REASONS[code].name)
+    note = ""
+    if not installed:
+        what = f"the entry point {entry_point}" if _install.installed_names() else "jaxmarshal"
+        note = f"{what} is not installed: as it is, the call goes to JAX itself."
     return Explanation(
-        code == 0, entry_point, reason.name, reason.meaning, reason.advice, *details, installed
+        code == 0, entry_point, reason.name, reason.meaning, reason.advice, *details, installed,
+        note,
     )
+
+
+def _excluded() -> Explanation:
+    return Explanation(
+        False,
+        "jit",
+        "excluded",
+        "Excluded by `exclude()`.",
+        "Leave `exclude` out where calls of this function should be fast.",
+        installed=False,
+    )
+
+
+def _taken_before(entry_point: str, name: str) -> Explanation:
+    """Of JAX's own object, while jaxmarshal's is in its place."""
+    return Explanation(
+        False,
+        entry_point,
+        "taken_before",
+        f"This {name} was taken from JAX before `install()` and is JAX's own.",
+        "Import jaxmarshal.auto before the line that takes it, or call it through its module, "
+        f"such as jnp.{name}.",
+        installed=False,
+    )
+
+
+def _calls(found: dict[str, list[str]]) -> str:
+    """What a function calls, in words."""
+    texts = [
+        PUBLIC[entry] if entry in _ALONE else f"{PUBLIC[entry]} ({', '.join(names)})"
+        for entry, names in found.items()
+        if entry != _reach.OPERATORS
+    ]
+    if _reach.OPERATORS in found:
+        texts.append(f"operators ({', '.join(found[_reach.OPERATORS])})")
+    return ", ".join(texts)
+
+
+#: Entry points whose words in `PUBLIC` are the name of a function.
+_ALONE = frozenset({"device_put", "asarray", "array", "zeros", "ones", "full", "getitem"})
 
 
 def _about_others(f: Any) -> Explanation:
@@ -193,19 +299,32 @@ def _about_others(f: Any) -> Explanation:
             False,
             None,
             "unknown_function",
-            f"{name} is no entry point of jaxmarshal, and nothing that it names leads to one.",
+            f"{name} is not accelerated, and its code names nothing that is.",
             "Ask about device_put, a jitted function, or a function compiled ahead of time; or "
             "make the call, and print jaxmarshal.report().",
         )
-    texts = ", ".join(f"{PUBLIC[entry]} ({other})" for entry, other in found)
     return Explanation(
         False,
         None,
         "leads_to_others",
-        f"{name} is no entry point itself; what it names leads to: {texts}.",
+        f"{name} is not accelerated itself. It calls: {_calls(found)}.",
         "Ask about these with the arguments that they get; or make the call a few times, and print "
         "jaxmarshal.report().",
     )
+
+
+def _check_signature(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise the TypeError of a call that a Python function does not take."""
+    if _jit.is_jitted(f):
+        f = f.__wrapped__
+    if isinstance(f, MethodType):
+        f, args = f.__func__, (f.__self__, *args)
+    if not isinstance(f, FunctionType) or "__signature__" in vars(f):
+        return
+    try:
+        inspect.signature(f, follow_wrapped=False).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{f.__qualname__}: {error}") from None
 
 
 def explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
@@ -236,6 +355,7 @@ def explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     of_library = fronts.explained(f)
     if of_library is not None:
         name, function, installed = of_library
+        _check_signature(getattr(f, "__wrapped__", None), args, kwargs)
         code = _stats.ask(name, function, f, *args, **kwargs)
         return _answer(f, name, code, (None, None, None), installed)
     inside = _reach.called_by_wrapper(f, args, kwargs)
@@ -248,10 +368,12 @@ def explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     if entry is None or not entry.active:
         return _about_others(f)
     place = _install.place_of(f)
-    code = _stats.ask(entry.name, place.accelerated, *args, **kwargs)
+    _check_signature(place.original, args, kwargs)
+    installed = entry.name in _install.installed_names()
+    if place.holder is None and f is place.original and installed:
+        return _taken_before(entry.name, getattr(f, "__name__", entry.name))
     if place.holder is None:
         installed = f is place.accelerated
-    else:
-        installed = entry.name in _install.installed_names()
+    code = _stats.ask(entry.name, place.accelerated, *args, **kwargs)
     details = _details(entry.name, code, args, kwargs) if code else (None, None, None)
     return _answer(f, entry.name, code, details, installed)

@@ -124,6 +124,23 @@ _SHORT = {"jax.numpy": "jnp", "jax.numpy.linalg": "jnp.linalg", "jax.numpy.fft":
 _names: dict[int, str] = {}
 
 
+def _has_number(args: tuple[Any, ...]) -> bool:
+    """Is the second of an operator's arguments a plain number?"""
+    return len(args) > 1 and type(args[1]) in (int, float)
+
+
+def is_replayed(operator: str, args: tuple[Any, ...]) -> bool:
+    """Is an operator of an array replayed for these arguments? `operator` is such as `radd`."""
+    if operator in _NUMBER_OPERATORS:
+        return _has_number(args)
+    return operator in (*_OPERATORS, *_DECIDING_OPERATORS, "getitem")
+
+
+def is_left(ufunc: Any, args: tuple[Any, ...]) -> bool:
+    """Is it a call of one of numpy's kind of functions that is JAX's own one dispatch?"""
+    return type(ufunc) is _reference.ufunc and not _has_number(args)
+
+
 def _found(modules: tuple[tuple[str, list[str]], ...]) -> Iterator[Any]:
     """What the installed JAX has of these names, each object once."""
     seen = set()

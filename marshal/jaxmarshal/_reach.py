@@ -10,14 +10,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from jaxmarshal import _install, _jit, _reference
+from jaxmarshal import _install, _jit, _named, _reference, _replay, fronts
 from jaxmarshal.reasons import PUBLIC
 
 MOST_SEEN = 300
-MOST_FOUND = 8
+MOST_FOUND = 30
+
+#: The name that stands for operators, where entry points are named.
+OPERATORS = "operators"
 
 #: Attributes under which wrappers keep what they wrap.
 _WRAPPED = ("_cached", "jitted_fn", "__wrapped__", "fun", "func", "_fun", "__func__")
@@ -38,56 +41,65 @@ def _name(value: Any) -> str:
 
 
 def _entry_point(value: Any) -> str | None:
-    """The entry point to which a call of this comes at once, or None."""
-    if _jit.is_jitted(value):
+    """The entry point that programs call with this, or None."""
+    if _jit.is_jitted(value) or (_reference.ufunc and type(value) is _reference.ufunc):
         return "jit"
     if _reference.Compiled is not None and isinstance(value, _reference.Compiled):
         return "compiled_call"
-    entry = _install.entry_point_of(value)
+    of_library = fronts.explained(value)
+    if of_library is not None:
+        return of_library[0]
+    entry = _install.entry_point_of(value) or _install.entry_point_of(_replay.method_calling(value))
     if entry is not None and entry.name in PUBLIC and entry.name != "bind":
         return entry.name
-    if _is_operation(value) and not hasattr(value, "__wrapped__"):
-        return "bind"    # most of them perform operations
-    kind = type(value)
-    if kind.__name__ == "ufunc" and kind.__module__.partition(".")[0] == "jax":
+    if _is_operation(value) and any(map(_jit.is_jitted, _named.values(value))):
         return "jit"
     return None
 
 
+def _package(function: FunctionType) -> str:
+    """The package in which the code of a Python function is."""
+    return str(function.__globals__.get("__name__")).partition(".")[0]
+
+
 def _is_jaxs(value: Any) -> bool:
     """Is it a Python function whose code is JAX's, whatever it is called?"""
-    if not isinstance(value, FunctionType):
-        return False
-    return str(value.__globals__.get("__name__")).partition(".")[0] == "jax"
+    return isinstance(value, FunctionType) and _package(value) == "jax"
 
 
 def _is_operation(value: Any) -> bool:
     return _is_jaxs(value) and str(value.__globals__["__name__"]).startswith(_OPERATIONS)
 
 
-def _names(code: CodeType) -> set[str]:
-    """The names that code uses, and the code inside of it."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names(constant)
-    return names
+def call_of(value: Any) -> Any:
+    """The `__call__` that the class of an object defines, as the class gives it; or None."""
+    if any("__call__" in vars(base) for base in type(value).__mro__):
+        return getattr(type(value), "__call__", None)    # noqa: B004
+    return None
 
 
-def _used(function: FunctionType) -> Iterator[Any]:
-    """What a Python function names: globals, attributes of modules among them, its closure."""
-    names = _names(function.__code__)
-    for name in sorted(names):
-        value = function.__globals__.get(name)
-        if isinstance(value, ModuleType):
-            yield from (vars(value)[other] for other in sorted(names) if other in vars(value))
-        elif value is not None:
-            yield value
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:    # it is empty still
-            continue
+def calls_entry_point(value: Any) -> bool:
+    """Is the `__call__` of an object's class an entry point, or a wrapper of a jitted function?"""
+    if type(value).__module__.partition(".")[0] in ("jax", "jaxlib", "builtins"):
+        return False
+    call = call_of(value)
+    return (
+        _jit.is_jitted(call)
+        or fronts.explained(call) is not None
+        or _install.entry_point_of(call) is not None
+        or _jitted_inside(call) is not None
+    )
+
+
+def _parts_of_object(value: Any) -> Iterator[Any]:
+    """What an object of a class with a `__call__` is made of, what it calls first."""
+    attributes = getattr(value, "__dict__", None)
+    attributes = attributes if isinstance(attributes, dict) else {}
+    wrapped = [attributes[name] for name in _WRAPPED if name in attributes]
+    library = type(value).__module__.partition(".")[0]
+    if not (wrapped and library in _WRAPPERS) and library != "jax":
+        yield call_of(value)
+    yield from wrapped or attributes.values()
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -100,34 +112,53 @@ def _parts(value: Any) -> Iterator[Any]:
     elif isinstance(value, FunctionType):
         yield from (vars(value)[name] for name in _WRAPPED if name in vars(value))
         if not _is_jaxs(value):
-            yield from _used(value)
+            yield from _named.values(value)
+    elif type(value) in (tuple, list):
+        yield from value[:MOST_SEEN]
     elif not isinstance(value, (type, ModuleType, BuiltinFunctionType)):
-        attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict):
-            wrapped = [attributes[name] for name in _WRAPPED if name in attributes]
-            yield from wrapped or attributes.values()
-        call = vars(type(value)).get("__call__")
-        if isinstance(call, FunctionType) and call.__module__.partition(".")[0] != "jax":
-            yield call
+        yield from _parts_of_object(value)
 
 
-def reached(function: Any) -> list[tuple[str, str]]:
-    """The (entry point, name) of what a call of the function would come to, as far as is seen."""
-    found: dict[tuple[str, str], None] = {}
+def _may_call(value: Any) -> bool:
+    """May it be a callable, or hold some?"""
+    return callable(value) or type(value) in (tuple, list)
+
+
+def reached(function: Any) -> dict[str, list[str]]:
+    """The names of what a call would come to, by entry point, as far as is seen.
+
+    Under `OPERATORS` are the operators of the function, and of others in the same package.
+    """
+    found: dict[str, dict[str, None]] = {}
+    home = None
     waiting, seen = [function], {id(function)}
     keep = [function]    # so that no address is used twice
-    while waiting and len(seen) < MOST_SEEN and len(found) < MOST_FOUND:
+    if _is_operation(function):
+        waiting = [*_named.values(function)]
+    while waiting and len(seen) < MOST_SEEN and sum(map(len, found.values())) < MOST_FOUND:
         value = waiting.pop(0)
         entry_point = _entry_point(value)
         if entry_point is not None:
-            found[entry_point, _name(value)] = None
+            found.setdefault(entry_point, {})[_name(value)] = None
             continue
+        if isinstance(value, FunctionType) and not _is_jaxs(value):
+            home = home or _package(value)
+            for sign in _named.operators(value) if _package(value) == home else ():
+                found.setdefault(OPERATORS, {})[sign] = None
         for part in _parts(value):
-            if id(part) not in seen and (callable(part) or hasattr(part, "__dict__")):
+            if id(part) not in seen and (_may_call(part) or hasattr(part, "__dict__")):
                 seen.add(id(part))
                 keep.append(part)
                 waiting.append(part)
-    return list(found)
+    return {entry: list(names) for entry, names in found.items()}
+
+
+def jitted_behind(method: Any) -> Any:
+    """The jitted function that a method of JAX hands its arguments to, where it names just one."""
+    if not isinstance(method, FunctionType):
+        return None
+    found = {id(value): value for value in _named.values(method) if _jit.is_jitted(value)}
+    return found.popitem()[1] if len(found) == 1 else None
 
 
 def inner_jitted(function: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import MethodType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from jaxmarshal import (
     _context,
@@ -119,7 +120,16 @@ def exclude(function: Function) -> Function:
             "decorator it stands above @jax.jit"
         )
     _jit.exclude(jitted)
+    _excluded.add(jitted)
     return function
+
+
+_excluded: WeakSet[Any] = WeakSet()
+
+
+def is_excluded(jitted: Any) -> bool:
+    """Has `exclude` left this jitted function to JAX?"""
+    return jitted in _excluded
 
 
 def stats() -> dict[str, dict[str, Any]]:
@@ -127,7 +137,7 @@ def stats() -> dict[str, dict[str, Any]]:
 
     Returns:
       A dict from the name of each entry point to a dict with `hits` (calls that took the fast
-      path), `misses` (calls that went to the reference) and `misses_by_reason` (a dict from
+      path), `misses` (calls that went to JAX) and `misses_by_reason` (a dict from
       reason to count; `jaxmarshal.reasons.REASONS` says what each means). Units are calls.
     """
     return _stats.snapshot()

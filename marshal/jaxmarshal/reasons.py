@@ -1,4 +1,4 @@
-"""Why a call went to the reference, in words a user can act on.
+"""Why a call went to JAX itself, in words a user can act on.
 
 The order is that of the C enum `Reason` in `_stats.pxd`. `docs/reasons.md` is made from this list:
 `python -c "from jaxmarshal.reasons import page; print(page(), end='')" > docs/reasons.md`.
@@ -28,6 +28,9 @@ class Reason(NamedTuple):
     ordinary: bool = False
 
 
+#: How advice begins where the first calls of a kind miss.
+_FIRST = "Nothing for the first calls of a kind: jaxmarshal records them, and later ones are fast."
+
 REASONS: tuple[Reason, ...] = (
     Reason("hit", "The call took the fast path.", ""),
     Reason(
@@ -40,14 +43,14 @@ REASONS: tuple[Reason, ...] = (
         "not_recorded",
         "jaxmarshal has not recorded such a call yet: this function, with these kinds, dtypes, "
         "shapes and targets of arguments, under this configuration of JAX.",
-        "Nothing: the next such call is fast. Where call after call misses, pad to a few shapes, "
-        "and use numeric dtypes in native byte order.",
+        f"{_FIRST} Where call after call misses, pad to a few shapes, and use numeric dtypes in "
+        "native byte order.",
         "`device_put(np.zeros(3))`, the first time",
         ordinary=True,
     ),
     Reason(
         "options",
-        "The call has an option or an argument that only the reference handles, such as src=, "
+        "The call has an option or an argument that only JAX handles, such as src=, "
         "donate= or may_alias=False.",
         "Leave it out where you do not need it.",
         "`device_put(x, may_alias=False)`",
@@ -75,7 +78,7 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "profiler",
-        "A profile is being taken; the reference adds its annotations to it.",
+        "A profile is being taken; JAX adds its annotations to it.",
         "Nothing: without the profiler the call is fast again.",
         "`device_put(x)` between `jax.profiler.start_trace(folder)` and `stop_trace()`",
     ),
@@ -101,8 +104,8 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "tree",
-        "Only the reference handles this tree of arguments or targets, or the function was "
-        "compiled for another one.",
+        "Only JAX handles this tree of arguments or targets, or the function was compiled for "
+        "another one.",
         "If targets are a tree, let both be builtin containers of the same structure, with str or "
         "int keys; pass a compiled function the structure it was lowered with.",
         "`device_put([x, y], [device])`",
@@ -128,15 +131,15 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "key_array",
-        "An argument is a typed PRNG key array. device_put and shard_args leave those to the "
-        "reference; compiled functions do so only under jax.debug_key_reuse.",
-        "Nothing for a few keys. A compiled function takes keys without a device_put.",
+        "device_put passes PRNG keys to JAX. Compiled functions take them fast.",
+        "Nothing for a few keys. Pass them to compiled functions without a device_put, and set "
+        "jax.debug_key_reuse only while you look for a mistake.",
         "`device_put(jax.random.key(0))`",
     ),
     Reason(
         "token",
         "An argument is a token, which orders side effects.",
-        "Nothing: tokens belong to the reference.",
+        "Nothing: tokens belong to JAX.",
         "`device_put(token)`, in code that handles JAX's tokens itself",
     ),
     Reason(
@@ -186,7 +189,7 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "dtype",
-        "Only the reference handles the dtype of an array.",
+        "Only JAX handles the dtype of an array.",
         "Use a numeric dtype.",
         "`device_put(x)`, where `x` is a `jax.Array` of strings",
     ),
@@ -199,14 +202,13 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "host_leaves",
-        "Too many arguments of a compiled call are host data. jaxlib's own C++ call places them "
-        "at less cost than any call from outside could.",
+        "jaxlib transfers numpy arguments faster than jaxmarshal can.",
         "Nothing; or place what you pass more than once with jax.device_put.",
         "`compiled(np.ones(3))`, with fewer than 80 arrays beside it",
     ),
     Reason(
         "no_backend",
-        "No backend is initialised yet, and the reference does that.",
+        "No backend is initialised yet, and JAX does that.",
         "Nothing: it is the first call of the program.",
         "`device_put(x)`, as the first use of JAX",
         ordinary=True,
@@ -266,8 +268,8 @@ _SPECIAL: dict[tuple[str, str], Reason] = {
     ("nnx_jit", "not_recorded"): _BY_NAME["not_recorded"]._replace(
         meaning="Nothing was recorded yet for such modules: their classes, attributes, variables "
         "and what they share; or the function changes more of them than values.",
-        advice="Nothing: the next such call is fast. Where call after call misses, create "
-        "variables and set static attributes outside of the function.",
+        advice=f"{_FIRST} Where call after call misses, create variables and set static "
+        "attributes outside of the function.",
     ),
     ("nnx_jit", "options"): _BY_NAME["options"]._replace(
         meaning="The function was made with in_shardings=, or is called through cached_partial.",
@@ -312,9 +314,61 @@ _SPECIAL: dict[tuple[str, str], Reason] = {
 }
 
 
-def reason_for(entry_point: str, name: str) -> Reason:
-    """The reason with this name, in the words that fit the entry point."""
-    return _SPECIAL.get((entry_point, name), _BY_NAME[name])
+#: Where Python numbers are part of what is recorded: what to do where they change in each call.
+_NUMBERS: dict[str, str] = {
+    "getitem": "index with an array, x[jnp.asarray(i)], or use jnp.take or jax.lax.dynamic_slice "
+    "with one; use jnp.where in place of a boolean mask, whose elements decide about a shape; or "
+    "jit the function around the line.",
+    "functions": "pass the number that changes as an array, jnp.asarray(i), or jit the function "
+    "around the line.",
+    "asarray": "make a numpy array of the list first: jnp.asarray(np.array(values, np.float32)).",
+    "array": "make a numpy array of the list first: jnp.array(np.array(values, np.float32)).",
+    **dict.fromkeys(("zeros", "ones", "full"), "use a few shapes and values, again and again."),
+}
+
+for _entry, _advice in _NUMBERS.items():
+    _SPECIAL[_entry, "not_recorded"] = _BY_NAME["not_recorded"]._replace(
+        meaning="jaxmarshal has not recorded a call with these shapes, dtypes and Python numbers "
+        "yet. The value of a number decides: each new value is recorded anew.",
+        advice=f"{_FIRST} Where call after call misses, {_advice}",
+    )
+
+#: Entry points that compile, and record, a call of another kind than before.
+_COMPILING = ("jit", "filter_jit", "equinox_filter_jit", "nnx_jit")
+
+for _entry in _COMPILING:
+    for _name, _kind, _advice in (
+        ("aval", "shape or dtype", "pad to a few shapes; jnp.asarray(x, dtype) removes weak types"),
+        ("sharding", "sharding", "place the argument first: jax.device_put(x, sharding)"),
+        ("committed", "placement", "place all arguments in the same way"),
+    ):
+        _SPECIAL[_entry, _name] = _BY_NAME[_name]._replace(
+            advice=f"Nothing for a new {_kind}: the call will be recorded, and is fast from the "
+            f"call after. Where call after call misses, {_advice}.",
+        )
+
+#: So many misses, and no hit among them, are no first calls.
+MANY = 16
+
+
+def reason_for(entry_point: str, name: str, hits: int = 0, misses: int = 0) -> Reason:
+    """The reason with this name, in the words that fit the entry point.
+
+    Args:
+      entry_point: its name in `stats()`.
+      name: the name of the reason.
+      hits: how many of these calls hit so far, and
+      misses: how many had this reason. With many misses and no hit the advice is not to wait.
+    """
+    reason = _SPECIAL.get((entry_point, name), _BY_NAME[name])
+    if hits or misses < MANY or _FIRST not in reason.advice:
+        return reason
+    advice = reason.advice.removeprefix(f"{_FIRST} Where call after call misses, ")
+    return reason._replace(
+        meaning=f"{misses} such calls missed so far, and none hit: what they are made with is "
+        "another each time, and each new value or shape is recorded anew.",
+        advice=advice[0].upper() + advice[1:],
+    )
 
 
 def advice_for(found: Iterable[tuple[str, Reason]]) -> list[tuple[str, str]]:
@@ -338,7 +392,7 @@ def advice_for(found: Iterable[tuple[str, Reason]]) -> list[tuple[str, str]]:
 _PAGE = """\
 # Why a call went to JAX itself
 
-JAX, the *reference*, makes every call that jaxmarshal does not recognise. The result is the same;
+JAX makes every call that jaxmarshal does not recognise. The result is the same;
 the call is only not faster. There are four ways to find out why:
 
 - `jaxmarshal.report()` shows the most frequent reasons;
