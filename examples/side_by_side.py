@@ -27,6 +27,11 @@ def seconds_per_step(loop, steps):
     return (time.perf_counter() - start) / steps, result
 
 
+def fast_calls():
+    """How many calls took jaxmarshal's fast path so far."""
+    return sum(row.fast for row in jaxmarshal.report().rows)
+
+
 def close(a, b, tolerance):
     """Do the numbers of two pytrees of results differ by no more than this, relatively?"""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
@@ -48,27 +53,30 @@ def main(title, loop, steps, after_loop=None, tolerance=None):
     steps, rounds = (10, 1) if options.quick else (options.steps, options.rounds)
 
     before, after, same = float("inf"), float("inf"), True
-    for each in {loop, after_loop}:
-        each(2)  # JAX's own caches fill
+    fast_before = fast_after = 0
+    with jaxmarshal.uninstalled():
+        for each in {loop, after_loop}:
+            each(2)  # JAX's own caches fill
     for _ in range(rounds):
-        seconds, expected = seconds_per_step(loop, steps)
+        start = fast_calls()
+        with jaxmarshal.uninstalled():  # plain JAX, even where something installed jaxmarshal
+            seconds, expected = seconds_per_step(loop, steps)
         before = min(before, seconds)
+        middle = fast_calls()
         with jaxmarshal.installed():  # a program of your own calls jaxmarshal.install() once
             seconds, result = seconds_per_step(after_loop, steps)
         after = min(after, seconds)
+        fast_before += middle - start
+        fast_after += fast_calls() - middle
         same = same and (
             same_bits(expected, result) if tolerance is None else close(expected, result, tolerance)
         )
 
     print(f"{title}: {steps} steps, JAX {jax.__version__}, {jax.default_backend()}")
-    print(f"before, plain JAX:  {before * 1e6:8.1f} µs per step")
-    print(f"after, jaxmarshal:  {after * 1e6:8.1f} µs per step")
+    print(f"before, plain JAX:  {before * 1e6:8.1f} µs per step, {fast_before} fast calls")
+    print(f"after, jaxmarshal:  {after * 1e6:8.1f} µs per step, {fast_after} fast calls")
     print(f"speedup:            {before / after:8.2f} ×")
     agreement = "identical bit for bit" if tolerance is None else f"equal within {tolerance}"
     print(f"results:            {agreement if same else 'DIFFERENT'}")
-    for name, counts in jaxmarshal.stats().items():
-        if counts["hits"] or counts["misses"]:
-            reasons = counts["misses_by_reason"].items()
-            why = "".join(f", {count} {reason}" for reason, count in reasons)
-            print(f"{name}: {counts['hits']} hits, {counts['misses']} misses{why}")
+    print(jaxmarshal.report())
     return 0 if same else 1
