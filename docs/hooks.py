@@ -79,11 +79,14 @@ def _lines(text: str) -> Iterator[tuple[bool, str]]:
 
 
 def _section(path: str, anchor: str) -> str:
-    """What stands under a heading, up to the next one that is not below it."""
+    """What stands under a heading, up to the next one that is not below it.
+
+    Of a title: what the document begins with, up to the next heading.
+    """
     level, body = 0, []
     for code, line in _lines(_text(path)):
         heading = None if code else re.match(r"(#+) (.*)", line)
-        if heading and level and len(heading[1]) <= level:
+        if heading and level and (level == 1 or len(heading[1]) <= level):
             break
         if level:
             body.append(line)
