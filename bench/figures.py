@@ -47,12 +47,12 @@ HEADLINES = (
     ("asarray", "jnp.asarray(np f32[8])"),
 )
 
-#: The loops that the first README shows, and what they are.
+#: The loops that the first README shows, and what they are: above and below the median.
 PROGRAM_HEADLINES = (
     ("serving", "serving a model of 300 arrays, compiled ahead of time"),
     ("blackjax_random_walk", "random-walk Metropolis with blackjax"),
-    ("gymnax_rollout", "CartPole with gymnax, policy and environment jitted"),
     ("nnx_train", "training with flax nnx and optax"),
+    ("linen_train", "training with flax linen and optax"),
 )
 
 

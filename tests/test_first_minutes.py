@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def answer(arguments):
     done = run(*arguments[:at], *script, *arguments[at + 1 :], cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
     assert "identical bit for bit" in done.stdout
-    return done.stderr
+    return done
 
 
 def test_the_first_screen():
@@ -54,13 +55,25 @@ def test_the_first_screen():
     assert places == sorted(places)
     assert len(commands()) == 2
     assert not re.search("^make ", text, re.MULTILINE)
-    rows = re.findall(r"^\| .+ \| [\d.]+ × \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| .+ \| ([\d.]+) × \|", text, re.MULTILINE)
     assert len(rows) == 4
+    (median,) = re.findall(r"run at ([\d.]+) × or more", text)
+    assert min(map(float, rows)) < float(median) < max(map(float, rows))
+
+
+def test_what_the_commands_need():
+    """The first screen says it, and the project knows the extras by these names."""
+    text = "\n".join(README.read_text(encoding="utf-8").splitlines()[:FIRST_SCREEN])
+    (extras,) = re.findall(r"^pip install '\.\[(.+)\]'$", text, re.MULTILINE)
+    assert set(extras.split(",")) == {"bench", "examples"}
+    assert text.index(extras) < text.index("python -m jaxmarshal")
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
 
 
 def test_what_does_it_give():
     """`compare`: the calls of the loop by name and line, both times, and how many were hits."""
-    (said,) = [answer(arguments) for arguments in commands() if "compare" in arguments]
+    (said,) = [answer(arguments).stderr for arguments in commands() if "compare" in arguments]
     found = re.search(
         r"took ([\d.]+) ms with plain JAX and ([\d.]+) ms with jaxmarshal; ([\d.]+)% of them", said
     )
@@ -82,15 +95,28 @@ def test_what_does_it_give():
     assert told == shown
 
 
+def test_what_the_example_says():
+    """Under `run`, too, one side is plain JAX, and the other is faster."""
+    (done,) = [answer(arguments) for arguments in commands() if "run" in arguments]
+    plain = re.search(r"^before, plain JAX: .+, (\d+) fast calls$", done.stdout, re.MULTILINE)
+    fast = re.search(r"^after, jaxmarshal: .+, (\d+) fast calls$", done.stdout, re.MULTILINE)
+    assert plain and int(plain[1]) == 0, done.stdout
+    assert fast and int(fast[1]) >= 95, done.stdout
+    (speedup,) = re.findall(r"^speedup: +([\d.]+) ×$", done.stdout, re.MULTILINE)
+    assert float(speedup) > 1.05, done.stdout
+    assert "\njaxmarshal: " in done.stdout and "hits," not in done.stdout
+
+
 def test_why_is_this_call_not_fast():
     """`run --report`: each kind of call, the share that was fast, and what to do about the rest."""
-    (said,) = [answer(arguments) for arguments in commands() if "run" in arguments]
+    (said,) = [answer(arguments).stderr for arguments in commands() if "run" in arguments]
     title, _, *lines = said.splitlines()
     assert re.fullmatch(
         r"jaxmarshal: \d+ calls, [\d.]+ % of them fast, at least [\d.]+ [mµ]?s saved", title
     )
     rows = {line.split("  ")[1].strip(): line for line in lines if line.startswith("  ")}
-    assert re.search(r"10[2-9]\s+9\d\.\d %", rows["jax.device_put"]), rows
+    # The steps of one side: those of plain JAX are none of jaxmarshal's calls.
+    assert re.search(r"\s50\s+9\d\.\d %", rows["jax.device_put"]), rows
     reasons = {
         call: reason[1]
         for call, line in rows.items()
