@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
+import re
 import threading
 
 import jax
@@ -113,6 +116,58 @@ def test_a_script_of_many_steps(log):
     (asarray,) = (line for line in lines if line.startswith("asarray"))
     assert "Convert the numpy array first" in asarray
     assert not any("racer" in line or "JAX trace" in line for line in lines)
+
+
+class Steps:
+    """With a jitted method."""
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def go(self, x):
+        return x * 2
+
+
+@pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without words")
+def test_jitted_functions_are_named(log):
+    """Each with its place, and each kind of call once, however often the counts start anew."""
+    def add(x):
+        return x + 1
+
+    f, steps, table = jax.jit(add), Steps(), {"f": jax.jit(lambda x: x)}
+    x = np.ones(3, np.float32)
+    log.set_level(logging.INFO, "jaxmarshal")
+    log.clear()
+    with jaxmarshal.installed():
+        for _ in range(3):
+            for call in (
+                lambda: f(x), lambda: f(
+                    x,
+                ), lambda: steps.go(x), lambda: jax.numpy.dot(x, x), lambda: table["f"](x),
+            ):  # fmt: skip
+                jaxmarshal.reset_stats()
+                call()
+    lines = [record.getMessage() for record in log.records]
+    assert all(line.startswith("jit: first miss (host_leaves) of ") for line in lines), lines
+    named = [line.partition(" of ")[2].partition(". ")[0] for line in lines]
+    file, first = __file__.removeprefix(os.getcwd() + os.sep), add.__code__.co_firstlineno
+    method = Steps.go.__wrapped__.__code__.co_firstlineno
+    name = test_jitted_functions_are_named.__name__
+    assert named[:2] == [
+        f"{name}.<locals>.add, defined at {file}:{first}",
+        f"Steps.go, defined at {file}:{method}",
+    ]
+    assert [re.sub(r"\d+$", "", line) for line in named[2:]] == [
+        f"jax.numpy.dot, called at {file}:", f"table['f'], called at {file}:",
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without words")
+def test_a_place_without_source(log):
+    """What nobody can read is called somewhere all the same."""
+    f = jax.jit(lambda x: x + 1)
+    with jaxmarshal.installed():
+        exec("f(x)", {"f": f, "x": np.ones(3, np.float32)})
+    (line,) = [r.getMessage() for r in log.records if r.levelname == "INFO"]
+    assert line.startswith("jit: first miss (host_leaves), called at <string>:1. ")
 
 
 @pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without words")

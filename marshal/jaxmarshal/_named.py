@@ -41,7 +41,8 @@ def _closure(function: FunctionType) -> dict[str, Any]:
     return found
 
 
-def _attribute(value: Any, name: str) -> Any:
+def attribute(value: Any, name: str) -> Any:
+    """What an attribute of a module, a class or an object is; a property is not asked for."""
     if isinstance(value, ModuleType):
         return vars(value).get(name, _NOTHING)
     found = inspect.getattr_static(value, name, _NOTHING)
@@ -57,7 +58,7 @@ def values(function: FunctionType) -> list[Any]:
         for instruction in dis.get_instructions(code):
             name = instruction.argval
             if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and value is not _NOTHING:
-                value = _attribute(value, name)
+                value = attribute(value, name)
             elif instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 value = function.__globals__.get(name, _NOTHING)
             elif instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF"):

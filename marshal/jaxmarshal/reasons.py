@@ -400,7 +400,7 @@ the call is only not faster. There are four ways to find out why:
 - `jaxmarshal.explain(f, *args)` says which one a call would have, and for which argument;
 - the logger `jaxmarshal` writes one line on the first miss of each kind: at INFO, or at DEBUG where
   nobody has to act on it. That is so for ordinary misses (marked *), while JAX traces, and inside
-  of JAX.
+  of JAX. Of a jitted function the line has the name and the place.
 
 <!-- Made from reasons.py, whose docstring says how; do not edit. -->
 """
