@@ -340,8 +340,9 @@ def explain(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
       f: a jitted function, one that `flax.nnx.jit` made, the result of
         `jit(...).lower(...).compile()`, or any other entry point of jaxmarshal (JAX's function or
         jaxmarshal's): `device_put`, `jnp.zeros`, `jnp.asarray`, `operator.getitem`, a primitive's
-        `bind`, ...; also as a `functools.partial`. Of any other function the answer names the
-        entry points that it leads to, as far as its code shows them.
+        `bind`, an operator such as `operator.add`, ...; also as a `functools.partial`, or an object
+        whose class has one of them as `__call__`. Of any other function the answer names the entry
+        points that it calls, as far as its code shows them.
       *args: the positional arguments of the call.
       **kwargs: its keyword arguments.
 

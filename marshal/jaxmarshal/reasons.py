@@ -43,8 +43,8 @@ REASONS: tuple[Reason, ...] = (
         "not_recorded",
         "jaxmarshal has not recorded such a call yet: this function, with these kinds, dtypes, "
         "shapes and targets of arguments, under this configuration of JAX.",
-        f"{_FIRST} Where call after call misses, pad to a few shapes, and use numeric dtypes in "
-        "native byte order.",
+        f"{_FIRST} Where call after call misses, pad to a few shapes, pass numbers that change as "
+        "arrays, and use numeric dtypes in native byte order.",
         "`device_put(np.zeros(3))`, the first time",
         ordinary=True,
     ),
@@ -358,15 +358,17 @@ def reason_for(entry_point: str, name: str, hits: int = 0, misses: int = 0) -> R
       entry_point: its name in `stats()`.
       name: the name of the reason.
       hits: how many of these calls hit so far, and
-      misses: how many had this reason. With many misses and no hit the advice is not to wait.
+      misses: how many had this reason. With many misses and no hit the advice is not to wait. Of
+        entry points that compile it is all the same: so many functions have first calls.
     """
     reason = _SPECIAL.get((entry_point, name), _BY_NAME[name])
-    if hits or misses < MANY or _FIRST not in reason.advice:
+    first = hits or misses < MANY or entry_point in (*_COMPILING, "compiled_call")
+    if first or _FIRST not in reason.advice:
         return reason
     advice = reason.advice.removeprefix(f"{_FIRST} Where call after call misses, ")
     return reason._replace(
-        meaning=f"{misses} such calls missed so far, and none hit: what they are made with is "
-        "another each time, and each new value or shape is recorded anew.",
+        meaning=f"{misses} such calls missed so far, and none hit. It seems that they "
+        "differ in a number or a shape, and each new value or shape is recorded anew.",
         advice=advice[0].upper() + advice[1:],
     )
 
