@@ -42,6 +42,7 @@ CALLS = {
     "zeros_like": ("functions", lambda x, y: jnp.zeros_like(x)),
     "x.at[1].set(2)": ("functions", lambda x, y: x.at[1].set(2)),
     "bits": ("functions", lambda x, y: jax.random.bits(jax.random.PRNGKey(3), (2,))),
+    "PRNGKey": ("functions", lambda x, y: jax.random.PRNGKey(3)),
     "x[1]": ("getitem", lambda x, y: getitem(x, 1)),
     "x[1:3]": ("getitem", lambda x, y: getitem(x, slice(1, 3))),
     "x[x > 3]": ("bind", lambda x, y: getitem(x, x > 3)),

@@ -17,11 +17,8 @@ from jaxmarshal._errors cimport propagate
 from jaxmarshal._intake cimport jm_guard, jm_intake
 from jaxmarshal._layout cimport array_buffer
 from jaxmarshal._records cimport TargetPlan, put_host
-from jaxmarshal._rules cimport is_untouched, placement_rules
 from jaxmarshal._scalars cimport bits_of
-from jaxmarshal._stats cimport (
-    DELETED, GUARD, HIT, HOST_LEAVES, REPLACED, decided_to_hit, is_asked
-)
+from jaxmarshal._stats cimport DELETED, GUARD, HIT, HOST_LEAVES, decided_to_hit, is_asked
 from jaxmarshal._tree cimport (
     LEAVES, LIST_NODE, Step, free_structure, init_structure, rebuild, record_treedef
 )
@@ -250,8 +247,6 @@ cdef int check_transfers(jm_intake* intake) except -1:
     cdef Py_ssize_t i
     for i in range(intake.table.count):
         if jm_kind_is_host(intake.table.slots[i].kind):
-            if not is_untouched(placement_rules):
-                return REPLACED    # putting calls methods that jaxlib's own way does not
             return <int>HIT if transfers_unguarded(True, False) else <int>GUARD
     return HIT
 

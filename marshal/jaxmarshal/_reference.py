@@ -133,6 +133,8 @@ device_to_device_guard = _lookup("jax._src.config", "transfer_guard_device_to_de
 device_to_host_guard = _lookup("jax._src.config", "transfer_guard_device_to_host")
 guard_thread_state = _lookup("jaxlib._jax.guard_lib", "thread_local_state")
 TransferGuardLevel = _lookup("jaxlib._jax.guard_lib", "TransferGuardLevel")
+#: Whose documentation `_saving` replaces for a moment, so that every call is left to JAX.
+core = _lookup("jax._src", "core")
 xla_bridge = _lookup("jax._src", "xla_bridge")
 process_count = _lookup("jax._src.xla_bridge", "process_count")
 backends_are_initialized = _lookup("jax._src.xla_bridge", "backends_are_initialized")

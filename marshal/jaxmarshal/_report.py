@@ -96,7 +96,8 @@ def _row(name: str, count: dict[str, Any]) -> tuple[Row | None, int]:
     reason = max(reasons, key=lambda reason: reasons[reason]) if reasons else None
     row = Row(
         PUBLIC[name], name, calls, count["hits"],
-        reason_for(name, reason) if reason else None, reasons[reason] if reason else 0,
+        reason_for(name, reason, count["hits"], reasons[reason]) if reason else None,
+        reasons[reason] if reason else 0,
         _saving.saved(name, count["hits"]),
     )  # fmt: skip
     return row, tracing

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax._src import core
 
 from jaxmarshal import _counts, _install, _jit, _reference
 
@@ -71,12 +70,12 @@ def _both(place: Any, arguments: tuple[Any, ...]) -> Sides:
 @contextmanager
 def _all_stepping_aside() -> Iterator[None]:
     """Something is replaced in a module that every fast path goes past, and JAX never reads it."""
-    before = core.__doc__
-    core.__doc__ = "JAX alone"
+    before = _reference.core.__doc__
+    _reference.core.__doc__ = "JAX alone"
     try:
         yield
     finally:
-        core.__doc__ = before
+        _reference.core.__doc__ = before
 
 
 def _seconds(call: Callable[[], Any]) -> float:

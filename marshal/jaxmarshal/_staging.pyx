@@ -50,6 +50,7 @@ cdef enum:    # flags of `LeafPlan.staged_by`
 cdef enum:
     MOST_WATCHED = 8    # calls that did more than to stage; then no more are watched
 
+cdef object _stage_primitive = _reference.stage_primitive
 cdef object _asarray = _reference.jnp_asarray
 cdef object _array = _reference.jnp_array
 cdef Row _asarray_row = Row(entry_number("asarray"), _asarray)
@@ -150,6 +151,7 @@ cdef PyObject* make_array(
         result = (<stage_type>_stage)(x, kind, context, entry, by, &reason, &unseen)
         if result != NULL:
             if _tape.current is not None:
+                _tape.note_primitive(<PyObject*>_stage_primitive)
                 _tape.note(stage_function, &x, 1, NULL, result)
             entries[entry].hits += 1
             return result
