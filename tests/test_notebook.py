@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import operator
 import os
 import sys
 
@@ -130,7 +131,9 @@ def test_a_comparison():
 
     def run():
         seen.add(len(_install.installed_names()))
-        x[0]
+        # Not `x[0]`: a class that changed a thousand times has no version for 3.12 and 3.13, and
+        # their interpreter then calls the method that it has met there before.
+        operator.getitem(x, 0)
 
     found = _extension.compare(run)
     active = {entry.name for entry in _install.ENTRY_POINTS if entry.active}
