@@ -41,6 +41,7 @@ HEADLINES = (
     ("jit", "list of 100 arrays"),
     ("jit", "list of 1000 arrays"),
     ("jit", "model of 200 arrays"),
+    ("jit", "dict of 200 arrays"),
     ("eager", "lax.add"),
     ("eager", "x[0]"),
     ("eager", "jnp.zeros(3)"),
@@ -67,14 +68,24 @@ def _slopes(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _documents(on_cpu: bool) -> list[dict[str, Any]]:
+    """The files of JAX's own CPU backend, or those of plugins."""
+    found = [results.read(path) for path in FIGURES]
+    return [one for one in found if (one["versions"]["backend"] == "cpu") == on_cpu]
+
+
 def all_figures() -> str:
-    """Every file as a table."""
-    parts = []
-    for path in FIGURES:
-        found = results.read(path)
+    """Every file of the CPU as a table, and what the first README shows of those of plugins."""
+    parts = [
+        f"### {results.title(found)}\n\n{results.markdown(found['rows'])}\n\n"
+        f"{_slopes(found['rows'])}"
+        for found in _documents(True)
+    ]
+    plugins = _documents(False)
+    if plugins:
         parts.append(
-            f"### {results.title(found)}\n\n{results.markdown(found['rows'])}\n\n"
-            f"{_slopes(found['rows'])}"
+            "### Behind the PJRT C API\n\nXLA's CPU client as a plugin, alone (`xcpu`) and beside "
+            f"JAX's own CPU backend (`xcpu,cpu`).\n\n{_ratios(plugins)}"
         )
     return "\n\n".join(parts)
 
@@ -85,9 +96,8 @@ def _column(found: dict[str, Any]) -> str:
     return f"JAX {found['versions']['jax']}" + ("" if backend == "cpu" else f", {backend}")
 
 
-def headlines() -> str:
+def _ratios(documents: list[dict[str, Any]]) -> str:
     """The ratios of a few cases, a column for each file."""
-    documents = [results.read(path) for path in FIGURES]
     names = [_column(found) for found in documents]
     lines = [
         "| × faster than JAX (× the floor) | " + " | ".join(names) + " |",
@@ -104,6 +114,14 @@ def headlines() -> str:
             over = f" ({row['over_floor']:.2f})" if "over_floor" in row else ""
             cells.append(f"{row['speedup']:.2f}{over}")
         lines.append(f"| {group}: {case} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def headlines() -> str:
+    """Those of the CPU, and of a plugin alone with the newest JAX."""
+    plugins = [found for found in _documents(False) if "," not in found["versions"]["backend"]]
+    documents = [*_documents(True), *plugins[-1:]]
+    lines = [_ratios(documents)]
     machines = {found["versions"]["machine"] for found in documents}
     lines.append(f"\nMeasured on {', '.join(sorted(machines))}; see [bench](bench/README.md).")
     return "\n".join(lines)

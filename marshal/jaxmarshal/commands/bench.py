@@ -252,7 +252,7 @@ def run(options: argparse.Namespace) -> int:
 
         seconds = options.seconds or (0.5 if options.quick else 1.5)
         rows, wrong = _measure(chosen, seconds)
-        found = results.document(rows, jax.default_backend())
+        found = results.document(rows, jax.config.jax_platforms or jax.default_backend())
     _show(found)
     if options.json is not None:
         _write(options.json, json.dumps(found, indent=1) + "\n")
