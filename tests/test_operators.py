@@ -161,6 +161,18 @@ def test_numbers_that_change(name, dtype):
             same(call, (x, value))
 
 
+def test_numbers_are_forgotten():
+    """Numbers that came in before everything was forgotten are new ones afterwards."""
+    call, x = BINARY["mul"], array(1)
+    for i in range(8):
+        same(call, (x, float(i)))
+    jaxmarshal.api.clear()
+    before = hits()
+    for i in range(8):
+        same(call, (x, float(i)))
+    assert hits() == before + 6
+
+
 @pytest.mark.parametrize("name", ["add", "mul", "lt", "reversed sub", "maximum"])
 def test_operators_while_jax_traces(name):
     """Numbers stay numbers in what JAX traces, and constants stay constants."""

@@ -630,6 +630,7 @@ def _forget() -> None:
     cdef Row row
     for row in _rows:
         row.missed = row.skip = 0
+        row.numbers = []
 
 
 on_forget(_forget)
