@@ -33,7 +33,8 @@ def test_doctor():
     where = "public attribute" if LAYOUT_OFF else "byte "
     for word in ("aval", "dtype", "sharding", "committed", "buffer"):
         assert lines[word].startswith(where)
-    assert LAYOUT_OFF or lines["data_layout"].endswith("of the runtime buffer")
+    for word in ("data_layout", "data"):
+        assert LAYOUT_OFF or lines[word].endswith("of the runtime buffer")
     for entry in ENTRIES:
         assert lines[entry] == "active, not installed"
 

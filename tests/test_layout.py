@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 
 import jax
@@ -136,6 +137,7 @@ def test_words_are_the_public_attributes(name):
     assert words["deleted"] is False
     assert words["default_layout"] is is_row_major(array) is True
     assert words["default_layout_proven"] is not LAYOUT_OFF
+    assert words["donated"] is False
 
 
 @pytest.mark.parametrize("name", COLUMN_MAJOR)
@@ -166,7 +168,29 @@ def test_a_donated_array():
     """Its words can still be read; a runtime may keep the pointer of a buffer that was donated."""
     array = donated()
     assert array.is_deleted()
-    assert assert_words(array)["deleted"] in ({True} if LAYOUT_OFF else {True, False})
+    words = assert_words(array)
+    assert words["deleted"] in ({True} if LAYOUT_OFF else {True, False})
+    assert words["donated"] is finds_donated() or words["deleted"]
+
+
+def finds_donated():
+    """Can a word tell that an array of the default backend was donated?"""
+    _layout.read(jnp.zeros(3))
+    return _layout.describe()["data"] is not None
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_data_deleted_through_another_array(name):
+    """An array whose data another one has deleted is gone, on one device or on several."""
+    array = ARRAYS[name]()
+    parts = [shard.data for shard in array.addressable_shards]
+    other = jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
+    array.delete()
+    for part in parts:
+        part.delete()
+    assert other.is_deleted()
+    words = assert_words(other)
+    assert words["donated"] is (finds_donated() and not words["deleted"])
 
 
 def test_words_change_with_the_array():
@@ -206,6 +230,9 @@ def test_describe():
     assert len(set(offsets)) == len(offsets)
     assert facts["data_layout"] and all(word % 8 == 0 for word in facts["data_layout"])
     assert facts["notes"] == []
+    # Behind the PJRT C API what holds the data is on the other side of an interface.
+    in_process = os.path.exists("/proc/self/mem") and set(facts["clients"]) == {"cpu"}
+    assert (facts["data"] is not None) is in_process
 
 
 def test_recalibration_finds_the_same_words():

@@ -37,7 +37,7 @@ typedef struct jm_intake {
 } jm_intake;
 
 /* Take arguments as long as each is an array whose words are, pointer for pointer, those of its
-   guard, with a live buffer in the default data layout; returns how many were taken. There must be
+   guard, with a live buffer in the default data layout that was not donated; returns how many were taken. There must be
    as many guards left. Runs no Python code. */
 static inline Py_ssize_t jm_take_words(jm_intake *intake, PyObject *const *items, Py_ssize_t n) {
     const jm_array_layout *restrict words = intake->layout;
@@ -55,6 +55,7 @@ static inline Py_ssize_t jm_take_words(jm_intake *intake, PyObject *const *items
         different |= (uintptr_t)jm_word(obj, words->sharding) ^ (uintptr_t)guard->where;
         different |= (uintptr_t)((jm_byte(obj, words->committed) != 0) ^ guard->committed);
         if (buffer == NULL || different || !jm_buffer_layout_is_default(words, buffer)) break;
+        if (jm_buffer_is_donated(words, buffer)) break;
         if (JM_LIKELY(guard->input >= 0)) {
             Py_INCREF(obj);
             inputs[guard->input] = obj;

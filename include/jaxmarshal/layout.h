@@ -23,6 +23,9 @@ typedef struct {
     uintptr_t vtable;        /* first word of a runtime buffer of the known class; 0 if unknown */
     int layout_count;        /* words in a runtime buffer that are all NULL exactly when ... */
     Py_ssize_t layout_words[JM_MAX_LAYOUT_WORDS]; /* ... the data layout is the default one */
+    Py_ssize_t held;         /* in a runtime buffer of one device: what holds the data; or -1 */
+    uintptr_t held_vtable;   /* its first word, and ... */
+    Py_ssize_t data;         /* ... the word that is NULL once the data were donated */
 } jm_array_layout;
 
 /* Are the words known that the guard of a compiled call compares? */
@@ -53,6 +56,21 @@ static inline int jm_buffer_layout_is_default(const jm_array_layout *layout, con
     }
     if (i) different |= (uintptr_t)jm_word(buffer, layout->layout_words[0]);
     return different == 0;
+}
+
+/* Have the data of a runtime buffer of the known class been donated, or deleted through another
+   array? 0 where that cannot be told. Of several devices the first one is asked: in place of what
+   holds its data the buffer then has a pointer to a list of them. */
+static inline int jm_buffer_is_donated(const jm_array_layout *layout, const void *buffer) {
+    const void *held;
+    if (layout->held < 0) return 0;
+    held = jm_word(buffer, layout->held);
+    if (held == NULL) return 0;
+    if ((uintptr_t)jm_word(held, 0) != layout->held_vtable) {
+        held = jm_word(held, 0);
+        if (held == NULL || (uintptr_t)jm_word(held, 0) != layout->held_vtable) return 0;
+    }
+    return jm_word(held, layout->data) == NULL;
 }
 
 #endif

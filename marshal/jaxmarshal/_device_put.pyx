@@ -18,7 +18,9 @@ from jaxmarshal._classify cimport (
 from jaxmarshal._context cimport Context, current_context, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG, counters
 from jaxmarshal._errors cimport propagate
-from jaxmarshal._layout cimport array_aval, array_committed, array_dtype, array_sharding
+from jaxmarshal._layout cimport (
+    array_aval, array_committed, array_dtype, array_sharding, is_gone
+)
 from jaxmarshal._records cimport (
     COPY, MOVE, PUT_HOST, RETURN, UNDECIDED, WRAP, Records, TargetPlan, find_target, is_numeric,
     is_target, put_host, records_of, resolve_host, shards_in_python,
@@ -73,7 +75,7 @@ cdef inline int _resolve_identity(jm_slot* slot) except -1:
 cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan) except -1:
     """Decide what becomes of a jax.Array that has a target; `plan` is what was recorded for it.
 
-    A donated array keeps its buffer, which only `is_deleted` knows to be gone. Without a buffer the
+    A donated array keeps its buffer, which `is_gone` tells from others. Without a buffer the
     other words may be none either: the class can be told to make an array of nothing.
     """
     cdef object array = <object>slot.obj
@@ -86,13 +88,13 @@ cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan) except -1
     if plan.is_sharding:
         if array_committed(array) and (sharding is target or sharding == target):
             return _return_itself(slot)
-        if array.is_deleted():
+        if is_gone(array):
             return DELETED
         if (sharding, array_aval(array)) not in plan.moves:
             return NOT_RECORDED
         slot.action = MOVE
         return HIT
-    if array.is_deleted():
+    if is_gone(array):
         return DELETED
     if type(sharding) is not _single_type:
         return TARGET

@@ -88,6 +88,8 @@ def _where(offset: Any) -> str:
         return "public attribute"
     if isinstance(offset, list):
         return "words " + ", ".join(map(str, offset)) + " of the runtime buffer"
+    if isinstance(offset, tuple):
+        return f"word {offset[1]} behind word {offset[0]} of the runtime buffer"
     return f"byte {offset}"
 
 
@@ -175,7 +177,7 @@ def report(facts: dict[str, Any]) -> str:
         lines += [f"  {name}: {why}" for name, why in facts["missing_names"].items()]
     layout = facts["object_layout"]
     lines += ["object layout"]
-    for word in ("aval", "dtype", "sharding", "committed", "buffer", "data_layout"):
+    for word in ("aval", "dtype", "sharding", "committed", "buffer", "data_layout", "data"):
         lines += [f"  {word:<24} {_where(layout[word])}"]
     lines += [f"  note: {note}" for note in layout["notes"]]
     lines += _without_words(layout, facts["environment"])

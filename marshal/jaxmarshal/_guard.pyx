@@ -15,7 +15,8 @@ from jaxmarshal._context cimport Context
 from jaxmarshal._counters cimport counters
 from jaxmarshal._intake cimport jm_guard, jm_intake
 from jaxmarshal._layout cimport (
-    array_aval, array_buffer, array_committed, array_sharding, jm_buffer_layout_is_default, layout
+    array_aval, array_buffer, array_committed, array_sharding, jm_buffer_is_donated,
+    jm_buffer_layout_is_default, layout
 )
 from jaxmarshal._plan cimport Plan
 from jaxmarshal._records cimport LeafPlan, TargetPlan, find_target, records_of, resolve_host
@@ -70,6 +71,8 @@ cdef int _check_array(jm_intake* intake, jm_guard* guard, object array) except -
         return DELETED
     if guard.input >= 0 and not jm_buffer_layout_is_default(intake.layout, buffer):
         return LAYOUT
+    if guard.input >= 0 and jm_buffer_is_donated(intake.layout, buffer):
+        return DELETED    # found out here, for XLA logs a line where it finds out
     return HIT
 
 

@@ -21,12 +21,16 @@ cdef extern from "jaxmarshal/layout.h":
         size_t vtable
         int layout_count
         Py_ssize_t layout_words[8]
+        Py_ssize_t held
+        size_t held_vtable
+        Py_ssize_t data
     void* jm_word(const void* base, Py_ssize_t offset) noexcept nogil
     int jm_byte(const void* base, Py_ssize_t offset) noexcept nogil
     bint jm_words_are_known(const jm_array_layout* layout) noexcept nogil
     int jm_buffer_layout_is_default(
         const jm_array_layout* layout, const void* buffer
     ) noexcept nogil
+    bint jm_buffer_is_donated(const jm_array_layout* layout, const void* buffer) noexcept nogil
 
 # The offsets in the array, which are those of the class and hold for all clients; nothing about
 # runtime buffers. Written by `calibrate` only.
@@ -100,3 +104,7 @@ cdef inline void* array_buffer(object array) except? NULL:
     if layout.buffer >= 0:
         return jm_word(<void*>array, layout.buffer)
     return buffer_attribute(array)
+
+# Have the array's data been deleted, or donated? As `is_deleted` says; its words tell it in most
+# cases.
+cdef bint is_gone(object array) except -1

@@ -31,6 +31,7 @@ cdef enum:
     SMALLEST_BUFFER = 64    # bytes; a runtime buffer is larger than this and smaller than that
     LARGEST_BUFFER = 8192
     MAX_LAYOUT_WORDS = 8
+    LARGEST_PART = 256      # bytes of what a runtime buffer points to that are looked at
     MAX_RECORDS = 16        # of what runtime buffers are like; clients with equal ones share one
 
 cdef list _notes = []
@@ -80,6 +81,7 @@ def _data_layout_attribute(array):
 cdef void _clear(jm_array_layout* found) noexcept:
     memset(found, 0, sizeof(jm_array_layout))    # padding too: records are compared as bytes
     found.aval = found.dtype = found.sharding = found.committed = found.buffer = -1
+    found.held = found.data = -1
 
 
 # --- The array -----------------------------------------------------------------------------------
@@ -213,6 +215,64 @@ cdef int _find_data_layout(list default, list custom, jm_array_layout* found) ex
     return 0
 
 
+cdef list _words_at(int memory, size_t address):
+    """What is at an address of which nothing is known, in words; an empty list if nothing is."""
+    if address % WORD or address < LARGEST_PART:
+        return []
+    try:
+        data = os.pread(memory, LARGEST_PART, address)
+    except (OSError, OverflowError):
+        return []
+    return np.frombuffer(data[: len(data) // WORD * WORD], np.uintp).tolist()
+
+
+cdef dict _parts_of_all(list arrays, Py_ssize_t size):
+    """By offset, the words of what each runtime buffer points to there, where all point to one."""
+    cdef Py_ssize_t offset
+    parts = {}
+    memory = os.open("/proc/self/mem", os.O_RDONLY)
+    try:
+        for offset in range(WORD, size - WORD + 1, WORD):
+            found = [
+                _words_at(memory, <size_t>jm_word(jm_word(<void*>array, layout.buffer), offset))
+                for array in arrays
+            ]
+            if all(found):
+                parts[offset] = found
+    finally:
+        os.close(memory)
+    return parts
+
+
+cdef int _find_data(list live, list twice, Py_ssize_t size, jm_array_layout* found) except -1:
+    """The word that a deletion of the data clears, of what holds them.
+
+    All arrays are on one device. The data of `twice` are deleted here through the second array of
+    each pair. The word is looked for in all that the runtime buffers point to, of one class.
+    Nothing is kept where there is not exactly one.
+    """
+    cdef Py_ssize_t offset, i
+    fits = []
+    arrays = live + [array for array, _ in twice]
+    before = _parts_of_all(arrays, size)
+    for _, other in twice:
+        other.delete()
+    after = _parts_of_all(arrays, size)
+    for offset in before.keys() & after.keys():
+        one, two = before[offset], after[offset]
+        if len({words[0] for words in one + two}) > 1:
+            continue
+        for i in range(1, min([len(words) for words in one + two])):
+            if (
+                all([words[i] for words in one + two[:len(live)]])
+                and not any([words[i] for words in two[len(live):]])
+            ):
+                fits.append((offset, one[0][0], i * WORD))
+    if len(fits) == 1:
+        found.held, found.held_vtable, found.data = fits[0]
+    return 0
+
+
 cdef int _record_for(const jm_array_layout* found) except -1:
     """The number of the record that says this, which may be new."""
     global _record_count
@@ -230,6 +290,7 @@ cdef int _record_for(const jm_array_layout* found) except -1:
 cdef int _search_client(object client, bint by_compiling) except -1:
     """The number of the record for a client's arrays; raises where there cannot be one."""
     cdef jm_array_layout found = layout
+    cdef size_t size
     if not JM_HAVE_ALLOCATION_SIZE:
         raise RuntimeError("nothing tells the size of an allocation here")
     devices = client.local_devices()
@@ -241,7 +302,13 @@ cdef int _search_client(object client, bint by_compiling) except -1:
         # Parts of a buffer that nobody writes hold anything: many samples leave no such word.
         default += _samples.different(devices) + _samples.replicated(devices)
         default += _samples.different(devices)
+        live, twice = _samples.different(devices), _samples.held_twice(devices[0])
     _find_data_layout(default, custom, &found)
+    _class_of(live + [array for array, _ in twice], &size)
+    try:
+        _find_data(live, twice, size, &found)
+    except OSError:
+        pass    # only some systems show a process its own memory
     return _record_for(&found)
 
 
@@ -281,6 +348,18 @@ cdef const jm_array_layout* words_of(object sharding) except? NULL:
     return NULL if record < 0 else &_records[record]
 
 
+cdef bint is_gone(object array) except -1:
+    cdef int i
+    cdef void* buffer = array_buffer(array)
+    if buffer == NULL:
+        return True
+    if layout.buffer >= 0:
+        for i in range(_record_count):    # of one class each, whichever client it was found with
+            if _records[i].held >= 0 and <size_t>jm_word(buffer, 0) == _records[i].vtable:
+                return jm_buffer_is_donated(&_records[i], buffer)
+    return array.is_deleted()
+
+
 def _forget_clients() -> None:
     """Let go of clients that JAX has let go of."""
     global _clients
@@ -300,11 +379,19 @@ cdef list _words_of_record(int record):
     return [_records[record].layout_words[i] for i in range(_records[record].layout_count)]
 
 
+cdef tuple _data_of_record(int record):
+    if record < 0 or _records[record].held < 0:
+        return None
+    return _records[record].held, _records[record].data
+
+
 def describe() -> dict[str, object]:
     """What was calibrated and where: byte offsets, or None where the attribute is used.
 
     `calibrated` is false before the first array was met. `data_layout` has the words of the default
     backend's runtime buffers, `clients` those of each backend that was looked at, by its platform.
+    `data` is where a runtime buffer of the default backend points to what holds its data, and where
+    that has the word that is NULL once they are donated; None where `is_deleted` is asked.
     `notes` say why a word is missing.
     """
     def known(Py_ssize_t offset):
@@ -329,6 +416,9 @@ def describe() -> dict[str, object]:
             (_words_of_record(record) for client, record, _ in _clients if client is default), []
         ),
         "clients": dict(clients),
+        "data": next(
+            (_data_of_record(record) for client, record, _ in _clients if client is default), None
+        ),
         "vouched_for": bool(layout.calibrated and jm_words_are_known(&layout)),
         "notes": _notes + [note for _, _, notes in _clients for note in notes],
     }
@@ -351,6 +441,9 @@ def read(array: object) -> dict[str, object]:
     found["deleted"] = buffer == NULL
     found["default_layout_proven"] = (
         words != NULL and buffer != NULL and bool(jm_buffer_layout_is_default(words, buffer))
+    )
+    found["donated"] = found["default_layout_proven"] and bool(
+        jm_buffer_is_donated(words, buffer)
     )
     return found
 

@@ -9,7 +9,7 @@ from jaxmarshal._context cimport Context
 from jaxmarshal._guard cimport take_base_array
 from jaxmarshal._intake cimport jm_guard
 from jaxmarshal._layout cimport (
-    jm_array_layout, jm_buffer_layout_is_default, jm_word, words_of
+    is_gone, jm_array_layout, jm_buffer_layout_is_default, jm_word, words_of
 )
 from jaxmarshal._plan cimport Plan
 from jaxmarshal._records cimport CUSTOM_LAYOUT, REFUSED, ensure_recorded
@@ -45,7 +45,7 @@ cdef bint _find_words(Plan plan, jm_guard* guard) except -1:
 
 cdef int _draft_array(Plan plan, jm_guard* guard, jm_slot* slot, object array) except -1:
     cdef void* buffer
-    if slot.buffer == NULL or array.is_deleted():
+    if is_gone(array):
         return DELETED
     _own(&guard.aval, array.aval)
     _own(&guard.where, array.sharding)

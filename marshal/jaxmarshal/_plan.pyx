@@ -15,7 +15,7 @@ from jaxmarshal._context cimport on_forget, transfers_unguarded
 from jaxmarshal._counters cimport counters, jm_counters
 from jaxmarshal._errors cimport propagate
 from jaxmarshal._intake cimport jm_guard, jm_intake
-from jaxmarshal._layout cimport array_buffer
+from jaxmarshal._layout cimport array_buffer, is_gone
 from jaxmarshal._records cimport TargetPlan, put_host
 from jaxmarshal._scalars cimport bits_of
 from jaxmarshal._stats cimport DELETED, GUARD, HIT, HOST_LEAVES, decided_to_hit, is_asked
@@ -373,9 +373,14 @@ cdef bint _has_deleted(jm_intake* intake) except -1:
 cdef bint _has_gone(jm_intake* intake) except -1:
     """The same, and donated ones too, which keep their buffer."""
     for array in <tuple>intake.tuple:
-        if array.is_deleted():
+        if is_gone(array):
             return True
     return False
+
+
+cdef inline bint _has_looked(Plan plan, jm_intake* intake) noexcept:
+    """Has the guard looked for donated ones, and no code run since?"""
+    return plan.words != NULL and plan.words.held >= 0 and intake.table.count == 0
 
 
 cdef int raise_as_jit() except -1:
@@ -426,7 +431,7 @@ cdef int _decide(Plan plan, jm_intake* intake, int entry) except -1:
     for i in range(len(<tuple>intake.tuple)):
         array = intake.inputs[i]
         # Host arguments have no place yet.
-        if intake.reason == HIT and array != NULL and (<object>array).is_deleted():
+        if intake.reason == HIT and array != NULL and is_gone(<object>array):
             intake.reason = DELETED
     return decided_to_hit(entry) if intake.reason == HIT else 0
 
@@ -441,7 +446,7 @@ cdef PyObject* run(Plan plan, jm_intake* intake, int entry) except? NULL:
         intake.reason = _put_host_arguments(plan, intake)
         if intake.reason:
             return NULL
-    if not plan.fails_as_jit and _has_gone(intake):
+    if not plan.fails_as_jit and not _has_looked(plan, intake) and _has_gone(intake):
         intake.reason = DELETED    # the reference looks before jaxlib does, which logs a line
         return NULL
     # jaxlib's own calls do this now and then; `execute_sharded` does not.

@@ -16,6 +16,7 @@ from jaxmarshal._counters cimport JM_DEBUG, counters, jm_counters
 from jaxmarshal._host_data cimport (
     canonical_array, cast_array, cut_array, is_watched, view_of_base
 )
+from jaxmarshal._layout cimport is_gone
 from jaxmarshal._scalars cimport narrows_silently, scalar_array
 from jaxmarshal._stats cimport HIT, NOT_RECORDED, VALUE, is_asked
 
@@ -409,7 +410,7 @@ cdef bint _moves_by_shard_args(object source, object target) except -1:
 
 cdef int _record_array(TargetPlan plan, jm_slot* slot, object target, object result) except -1:
     cdef object array = <object>slot.obj
-    if not plan.is_sharding or slot.buffer == NULL or result is array or array.is_deleted():
+    if not plan.is_sharding or slot.buffer == NULL or result is array or is_gone(array):
         return 0
     if not _moves_by_shard_args(array.sharding, target):
         return 0

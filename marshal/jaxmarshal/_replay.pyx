@@ -20,7 +20,7 @@ from jaxmarshal._classify cimport (
 from jaxmarshal._context cimport Context, on_forget, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG
 from jaxmarshal._jit_context cimport operation_context
-from jaxmarshal._layout cimport array_aval, array_buffer, array_committed, array_sharding
+from jaxmarshal._layout cimport array_aval, array_committed, array_sharding, is_gone
 from jaxmarshal._method cimport (
     Method, PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
 )
@@ -124,7 +124,7 @@ cdef int _obstacle(Sources* sources) except -1:
         if jm_kind_of_type(&types, Py_TYPE(<PyObject*>source)) != JM_ARRAY:
             return SHARDING
         # A donated one is not at once seen to be gone, and one that `__new__` made holds nothing.
-        if array_buffer(source) == NULL or source.is_deleted():
+        if is_gone(source):
             return DELETED
         if type(array_sharding(source)) is not _single_type:
             return SHARDING

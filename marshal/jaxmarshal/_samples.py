@@ -68,6 +68,18 @@ def replicated(devices: list[Any]) -> list[Any]:
     ]
 
 
+def held_twice(device: Any) -> list[tuple[Any, Any]]:
+    """Pairs of arrays of the same data: what deletes those of one deletes those of the other."""
+    pairs = []
+    for n in (2, 3, 5, 600):
+        data = put((n,), np.float32, device, True)
+        array = _reference.ArrayImpl(
+            data.aval, data.sharding, [data], committed=True, _skip_checks=True
+        )
+        pairs.append((array, data))
+    return pairs
+
+
 def _column_major_block(rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
     """Column-major data that start on a multiple of 64, so that they are not copied."""
     nbytes = rows * columns * dtype.itemsize

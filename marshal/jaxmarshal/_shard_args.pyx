@@ -13,7 +13,7 @@ from jaxmarshal._records cimport (
     Records, TargetPlan, find_target, put_host, resolve_host, shard_records_of,
     shards_in_python, try_to_record
 )
-from jaxmarshal._layout cimport array_sharding
+from jaxmarshal._layout cimport array_sharding, is_gone
 from jaxmarshal._stats cimport (
     CONTEXT, DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, SHARDING, TREE, UNSUPPORTED, count_miss,
     decided_to_hit, entries, entry_number, reason_of_kind
@@ -36,7 +36,7 @@ cdef int _resolve_slot(Records records, jm_slot* slot, object sharding) except -
     cdef int reason
     if slot.kind == JM_ARRAY:
         array = <object>slot.obj
-        if slot.buffer == NULL or array.is_deleted():
+        if is_gone(array):
             return DELETED
         found = array_sharding(array)
         if found is not sharding and (type(found) is not type(sharding) or found != sharding):
