@@ -378,9 +378,9 @@ cdef bint _has_gone(jm_intake* intake) except -1:
     return False
 
 
-cdef inline bint _has_looked(Plan plan, jm_intake* intake) noexcept:
-    """Has the guard looked for donated ones, and no code run since?"""
-    return plan.words != NULL and plan.words.held >= 0 and intake.table.count == 0
+cdef inline bint _has_looked(Plan plan) noexcept:
+    """Has the guard looked for donated ones?"""
+    return plan.words != NULL and plan.words.held >= 0
 
 
 cdef int raise_as_jit() except -1:
@@ -446,7 +446,7 @@ cdef PyObject* run(Plan plan, jm_intake* intake, int entry) except? NULL:
         intake.reason = _put_host_arguments(plan, intake)
         if intake.reason:
             return NULL
-    if not plan.fails_as_jit and not _has_looked(plan, intake) and _has_gone(intake):
+    if not plan.fails_as_jit and not _has_looked(plan) and _has_gone(intake):
         intake.reason = DELETED    # the reference looks before jaxlib does, which logs a line
         return NULL
     # jaxlib's own calls do this now and then; `execute_sharded` does not.
