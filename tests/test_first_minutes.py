@@ -125,7 +125,7 @@ def test_why_is_this_call_not_fast():
     assert reasons["jax.device_put"] == "not_recorded"
     entry_points = {call: entry_point for entry_point, call in PUBLIC.items()}
     for call, name in reasons.items():
-        reason = reason_for(entry_points[call], name)
+        reason = reason_for(entry_points.get(call, "functions"), name)
         assert any(
             line.startswith(name) and line.endswith(f"{reason.meaning} What to do: {reason.advice}")
             for line in lines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,28 +23,97 @@ CALLS = {
     "jnp.full": lambda x: jnp.full((2,), 1.5),
     "jnp.asarray": lambda x: jnp.asarray(np.ones(3, np.float32)),
     "jax.device_put": lambda x: jax.device_put(np.ones(3, np.float32)),
+    "x + y": lambda x: x + 2.5,
+    "y - x": lambda x: 1 - x,
+    "x.reshape": lambda x: x.reshape(2, 4),
+    "x.at[...].set": lambda x: x.at[0].set(1.0),
+    "jnp.where": lambda x: jnp.where(x > x, x, x),
+    "jax.random.split": lambda x: jax.random.split(KEY),
+    "jax.nn.relu": lambda x: jax.nn.relu(x),
+    "single operations": lambda x: jax.lax.neg_p.bind(x),
 }
+KEY = jax.random.PRNGKey(0)
 
 
 def rows():
     return {row.call: (row.calls, row.fast) for row in jaxmarshal.report().rows}
 
 
+#: What else a call does by itself: `x > x` in the arguments.
+BESIDE = {"jnp.where": "jitted functions"}
+
+
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without object layout")
-def test_one_fast_call_is_one_call(call):
-    """The steps of `x[0]` and `jnp.zeros` are in `stats()` and not in the report."""
+def test_one_call_is_one_call(call):
+    """Slow or fast: what a call leads to is in `stats()` and not in the report."""
+    x = jnp.arange(8.0)
+    CALLS[call](x)
+    with jaxmarshal.installed():
+        for many in (1, 2, 10):
+            jaxmarshal.reset_stats()
+            for _ in range(many):
+                CALLS[call](x)
+            found = {name: calls for name, (calls, _) in rows().items()}
+            assert found == {call: many, **({BESIDE[call]: many} if call in BESIDE else {})}
+        assert rows()[call] == (10, 10) or LAYOUT_OFF or call == "x.at[...].set"
+        if call == "x[...]" and not LAYOUT_OFF:
+            assert jaxmarshal.stats()["jit"]["hits"] == 20    # two steps each
+            assert _stats.inner()["jit"]["hits"] == 20
+
+
+def test_calls_that_fail_are_over():
+    """After an error, inside or not, the next call is one that the program makes."""
     x = jnp.arange(8.0)
     with jaxmarshal.installed():
+        for call in (
+            lambda: x.reshape(3), lambda: jax.device_put(object()), lambda: x + "text",
+            lambda: jnp.zeros(-1), lambda: jnp.asarray(object()), lambda: x["text"],
+            lambda: jax.jit(lambda y: 1 / 0)(x), lambda: jax.lax.neg_p.bind("text"),
+            lambda: jax.jit(jnp.sin).lower(x).compile()(x, x),
+            lambda: jaxmarshal.filter_jit(lambda y: 1 / 0)(x),
+        ):  # fmt: skip
+            for _ in range(3):
+                with pytest.raises((TypeError, ValueError, ZeroDivisionError, IndexError)):
+                    call()
+            jaxmarshal.reset_stats()
+            jnp.zeros(3)
+            assert rows() == {"jnp.zeros": (1, rows()["jnp.zeros"][1])}
+
+
+def test_calls_of_other_threads_are_no_steps():
+    """What another thread calls meanwhile is a call of the program's."""
+    x = jnp.arange(8.0)
+    entered, go_on = threading.Event(), threading.Event()
+
+    @jax.jit
+    def slow(y):
+        entered.set()
+        assert go_on.wait(60)
+        return y
+
+    with jaxmarshal.installed():
         for _ in range(6):
-            CALLS[call](x)
+            x[0]
         jaxmarshal.reset_stats()
-        for _ in range(10):
-            CALLS[call](x)
-        assert rows() == {call: (10, 10)}
-        assert _stats.steps()["jit"]["hits"] <= jaxmarshal.stats()["jit"]["hits"]
-        if call == "x[...]":
-            assert jaxmarshal.stats()["jit"]["hits"] == 20    # two steps each
+        thread = threading.Thread(target=slow, args=(x,))
+        thread.start()
+        assert entered.wait(60)
+        for _ in range(5):
+            x[0]
+        go_on.set()
+        thread.join()
+        assert rows() == {"x[...]": (5, 0 if LAYOUT_OFF else 5), "jitted functions": (1, 0)}
+
+
+def test_calls_of_functions_that_are_not_compiled():
+    """With `jax.disable_jit()` a function's own calls are those of the program."""
+    x = jnp.arange(8.0)
+    with jaxmarshal.installed(), jax.disable_jit():
+        function = jax.jit(lambda y: (y[0], y[1]))
+        function(x)
+        jaxmarshal.reset_stats()
+        function(x)
+        assert rows()["x[...]"][0] == 2
 
 
 def test_a_miss_that_is_handed_on_counts_once():

@@ -22,6 +22,8 @@ def added(several: Iterable[Counts]) -> Counts:
             reasons = total["misses_by_reason"]
             for reason, number in count["misses_by_reason"].items():
                 reasons[reason] = reasons.get(reason, 0) + number
+            if "by_function" in count:
+                total["by_function"] = added((total.get("by_function", {}), count["by_function"]))
     return result
 
 
@@ -40,6 +42,8 @@ def less(counts: Counts, before: Counts) -> Counts:
             "misses": sum(reasons.values()),
             "misses_by_reason": reasons,
         }
+        if "by_function" in count:
+            result[name]["by_function"] = less(count["by_function"], old.get("by_function", {}))
     return result
 
 

@@ -27,8 +27,8 @@ from jaxmarshal._records cimport (
     try_to_record
 )
 from jaxmarshal._stats cimport (
-    CONTEXT, DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NO_BACKEND, NOT_RECORDED, OPTIONS, TARGET, TREE,
-    UNSUPPORTED, count_miss, decided_to_hit, entries, entry_number,
+    CONTEXT, DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NOT_RECORDED, NO_BACKEND, OPTIONS, TARGET, TREE,
+    UNSUPPORTED, count_hit, count_miss, decided_to_hit, enter, entry_number, leave,
     reason_is_about_a_kind, reason_of_kind
 )
 from jaxmarshal._tree cimport (
@@ -245,6 +245,14 @@ cdef inline bint _was_flattened(Structure* structure) noexcept:
     return structure.count == 1 and structure.steps[0].op == REGISTRY_NODE
 
 
+cdef object _put_by_reference(object x, object device, dict options):
+    enter()
+    try:
+        return _device_put(x, device, **options)
+    finally:
+        leave()
+
+
 cdef object _put_leaves(
     Structure* structure, jm_table* table, object device, Records records, int reason,
     dict options
@@ -252,7 +260,7 @@ cdef object _put_leaves(
     """The reference's call with the leaves of a tree that was flattened by the registry."""
     cdef Py_ssize_t i
     leaves = [<object>table.slots[i].obj for i in range(table.count)]
-    leaves = _device_put(leaves, device, **options)
+    leaves = _put_by_reference(leaves, device, options)
     if reason == NOT_RECORDED:
         try_to_record(records, table, device, leaves)
     return (<object>structure.steps[0].data).unflatten(leaves)
@@ -300,7 +308,9 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
         context = current_context(&reason)
     if reason:
         count_miss(_entry, reason)
-        result = _device_put(x, device, src=src, donate=donate, may_alias=may_alias)
+        result = _put_by_reference(
+            x, device, {"src": src, "donate": donate, "may_alias": may_alias}
+        )
         if reason == NO_BACKEND:
             # The reference may just have initialised the backend: then this call counts.
             context = current_context(&reason)
@@ -315,7 +325,7 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
         if reason == HIT:
             decided_to_hit(_entry)
             _run(&table, device)
-            entries[_entry].hits += 1
+            count_hit(_entry)
             return rebuild(&structure, &table.slots.ready, sizeof(jm_slot))
         count_miss(_entry, reason)
         if _was_flattened(&structure):
@@ -323,7 +333,9 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
                 &structure, &table, device, records, reason,
                 {"src": src, "donate": donate, "may_alias": may_alias},
             )
-        result = _device_put(x, device, src=src, donate=donate, may_alias=may_alias)
+        result = _put_by_reference(
+            x, device, {"src": src, "donate": donate, "may_alias": may_alias}
+        )
         if reason == NOT_RECORDED:
             try_to_record(records, &table, device, result)
         return result
@@ -390,7 +402,7 @@ def batched_device_put_impl(*xs, devices, srcs, copy_semantics):
         if reason == HIT:
             decided_to_hit(_batched_entry)
             _run(&table, None)
-            entries[_batched_entry].hits += 1
+            count_hit(_batched_entry)
             return [<object>table.slots[i].ready for i in range(table.count)]
         count_miss(_batched_entry, reason)
         result = _batched_impl(*xs, devices=devices, srcs=srcs, copy_semantics=copy_semantics)

@@ -19,7 +19,7 @@ from jaxmarshal._method cimport (
 )
 from jaxmarshal._records cimport TargetPlan, find_target, put_host, records_of, resolve_host
 from jaxmarshal._stats cimport (
-    GUARD, HIT, NOT_RECORDED, UNSUPPORTED, count_miss, entries, entry_number
+    GUARD, HIT, NOT_RECORDED, UNSUPPORTED, count_hit, count_miss, entry_number
 )
 
 from functools import partial
@@ -125,7 +125,7 @@ def device_put(x, device=None):
     if _active:
         buffer = _put_array(x, device, &reason)
         if reason == HIT:
-            entries[_put_entry].hits += 1
+            count_hit(_put_entry)
             return (buffer,)
     count_miss(_put_entry, reason)
     return _put_by_handler(x, device)

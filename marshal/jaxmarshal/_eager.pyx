@@ -27,7 +27,7 @@ from jaxmarshal._counters cimport JM_DEBUG
 from jaxmarshal._jit_context cimport operation_context
 from jaxmarshal._jit_plans cimport JitPlans, plans_of_jitted
 from jaxmarshal._layout cimport array_buffer, words_are_vouched_for
-from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
+from jaxmarshal._method cimport PyVectorcall_NARGS, make_method, vectorcallfunc
 from jaxmarshal._operations cimport (
     Operation, Operations, find_operation, hash_operation, keep_operation
 )
@@ -40,7 +40,8 @@ from jaxmarshal._scalars cimport narrows_silently
 from jaxmarshal._staging cimport make_array, make_type
 from jaxmarshal._stats cimport (
     DELETED, EXECUTABLE, HIT, NOT_RECORDED, OBJECT_LAYOUT, OPTIONS, REPLACED, UNKNOWN_TYPE, VALUE,
-    count_miss, decided_to_hit, entries, entry_number, is_asked, numbers
+    count_hit, count_miss, decided_to_hit, enter, entry_number, is_asked, leave,
+    perform
 )
 
 from jaxmarshal import _jit, _reference
@@ -79,6 +80,7 @@ cdef object _stage_primitive = _reference.stage_primitive
 cdef object _convert_bind = _reference.convert_bind_with_trace
 cdef object _x64 = _reference.enable_x64
 cdef int _callable_entry = entry_number("xla_primitive_callable")
+cdef int _entry = entry_number("bind")
 
 
 # --- Functions of primitives ---------------------------------------------------------------------
@@ -90,7 +92,7 @@ def xla_primitive_callable(prim, **params):
         count_miss(_callable_entry, OBJECT_LAYOUT)
         return function
     if _jit.uses_plans(function):
-        entries[_callable_entry].hits += 1
+        count_hit(_callable_entry)
         return function
     count_miss(_callable_entry, NOT_RECORDED)
     return _jit.of_primitive(function)
@@ -233,6 +235,14 @@ cdef int _obstacle(PyObject** args, Py_ssize_t n) except -1:
     return HIT
 
 
+cdef PyObject* _performed(PyObject* function, PyObject* args, PyObject* kwargs) noexcept:
+    cdef PyObject* result
+    enter()
+    result = PyObject_Call(function, args, kwargs)
+    leave()
+    return result
+
+
 cdef PyObject* _call_directly(
     Operation operation, PyObject** args, Py_ssize_t n, PyObject* names
 ) except? NULL:
@@ -243,7 +253,7 @@ cdef PyObject* _call_directly(
     cdef tuple values
     cdef dict params
     cdef object function
-    decided_to_hit(numbers.bind)
+    decided_to_hit(_entry)
     for i in range(n):
         kind = jm_kind_of_type(&types, Py_TYPE(args[i]))
         if jm_kind_is_host(kind):
@@ -254,11 +264,11 @@ cdef PyObject* _call_directly(
     if operation.direct:
         function = vars(operation.prim)["impl"]
         params = _params(args, n, names)
-        return PyObject_Call(<PyObject*>function, <PyObject*>values, <PyObject*>params)
+        return _performed(<PyObject*>function, <PyObject*>values, <PyObject*>params)
     function = operation.function()
     if function is None:    # converting has run other code
         function = xla_primitive_callable(operation.prim, **_params(args, n, names))
-    return PyObject_Call(<PyObject*>function, <PyObject*>values, NULL)
+    return _performed(<PyObject*>function, <PyObject*>values, NULL)
 
 
 cdef PyObject* _run(
@@ -275,7 +285,7 @@ cdef PyObject* _run(
     if plans is not None:
         function = operation.function() if _tape.current is not None else None
         describe(&call, args, n, NULL)
-        call.entry = numbers.bind
+        call.entry = _entry
         result = try_plans(plans, None, context, &call, reason)
         if _tape.current is not None and result != NULL:
             _tape.note(function, args, n, NULL, result)
@@ -308,7 +318,7 @@ cdef PyObject* _bind_operation(
         kind = jm_kind_of_type(&types, Py_TYPE(args[1]))
         if jm_kind_is_host(kind) and (<stage_function>stage_is_untouched)():
             return (<make_type>make_array)(
-                numbers.bind, 0, <PyObject*>_bind, args[1], kind, args, nargsf
+                _entry, 0, <PyObject*>_bind, args[1], kind, args, nargsf
             )
     if n and <PyObject*>Py_TYPE(args[0]) == _primitive_type:
         kinds = (<kinds_function>_kind_of_all)(args + 1, n - 1)
@@ -328,14 +338,14 @@ cdef PyObject* _bind_operation(
     if found != NULL:
         Py_DECREF(<object>found)
     if result != NULL:
-        entries[numbers.bind].hits += 1
+        count_hit(_entry)
         return result
     if PyErr_Occurred() != NULL:
         if found != NULL:
             return NULL
         PyErr_Clear()    # in looking at arguments, which the reference looks at too
-    count_miss(numbers.bind, reason)
-    result = PyObject_Vectorcall(<PyObject*>_bind, args, nargsf, names)
+    count_miss(_entry, reason)
+    result = perform(<PyObject*>_bind, args, nargsf, names)
     if result != NULL and context is not None and reason == NOT_RECORDED and found == NULL:
         _note_quietly(hashed, args, n, names, context)
     return result

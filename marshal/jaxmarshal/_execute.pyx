@@ -34,7 +34,7 @@ from jaxmarshal._records cimport REFUSED
 from jaxmarshal._rules cimport is_untouched, placement_rules
 from jaxmarshal._stats cimport (
     CONTEXT, EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, OBJECT_LAYOUT, REPLACED, TREE,
-    UNSUPPORTED, count_miss, entries, entry_number, is_asked, reason_is_about_a_kind,
+    UNSUPPORTED, count_hit, count_miss, entry_number, is_asked, perform, reason_is_about_a_kind,
     reason_of_kind
 )
 from jaxmarshal._tree cimport Structure, free_structure, init_structure
@@ -159,14 +159,14 @@ cdef PyObject* call_flat(
         context = context_for_execution(plans, &reason)
     if reason:
         count_miss(entry, reason)
-        return PyObject_Vectorcall(reference, args, n, NULL)
+        return perform(reference, args, n, NULL)
     if plans is not None:
         describe(&call, args + 1, n - 1, NULL)
         call.flat = True
         call.entry = entry
         results = try_plans(plans, None, context, &call, &reason)
         if results != NULL:
-            entries[entry].hits += 1
+            count_hit(entry)
             return results
     else:
         reason = NOT_RECORDED
@@ -174,7 +174,7 @@ cdef PyObject* call_flat(
     try:
         plan = _make_flat_plan(<object>args[0], args + 1, n - 1, context, &table, &refused)
         count_miss(entry, reason_of_miss(plan, refused, reason))
-        results = PyObject_Vectorcall(reference, args, n, NULL)
+        results = perform(reference, args, n, NULL)
         if results != NULL:
             _keep(args[0], plan, refused, &table)
         return results
@@ -226,7 +226,7 @@ def results_handler_call(self, out_bufs):
     if type(handlers) is not list or type(out_bufs) is not list or len(handlers) != len(out_bufs):
         count_miss(_results_entry, TREE)
         return _results_handler_call(self, out_bufs)
-    entries[_results_entry].hits += 1
+    count_hit(_results_entry)
     return [handler(buffers) for handler, buffers in zip(handlers, out_bufs)]
 
 
@@ -349,13 +349,13 @@ cdef PyObject* _compiled(
     context = context_for_execution(plans, &reason)
     if reason:
         count_miss(_compiled_entry, reason)
-        return PyObject_Vectorcall(<PyObject*>_compiled_call, args, n, names)
+        return perform(<PyObject*>_compiled_call, args, n, names)
     describe(&call, args + 1, n - 1, names, running_context)
     if plans is not None:
         call.entry = _compiled_entry
         result = try_plans(plans, None, context, &call, &reason)
         if result != NULL:
-            entries[_compiled_entry].hits += 1
+            count_hit(_compiled_entry)
             return result
     else:
         reason = NOT_RECORDED
@@ -363,7 +363,7 @@ cdef PyObject* _compiled(
     try:
         plan = _make_tree_plan(<object>args[0], &call, context, &table, &refused)
         count_miss(_compiled_entry, reason_of_miss(plan, refused, reason))
-        result = PyObject_Vectorcall(<PyObject*>_compiled_call, args, n, names)
+        result = perform(<PyObject*>_compiled_call, args, n, names)
         if result != NULL:
             _keep(args[0], plan, refused, &table)
         return result

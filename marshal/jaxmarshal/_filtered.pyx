@@ -27,8 +27,8 @@ from jaxmarshal._method cimport (
 from jaxmarshal._plan cimport Plan, Plans, add_plan, nothing_fitted
 from jaxmarshal._rules cimport Rules, is_untouched
 from jaxmarshal._stats cimport (
-    HIT, NOT_RECORDED, OBJECT_LAYOUT, REPLACED, TREE, UNSUPPORTED, count_miss, entries,
-    entry_number, is_asked
+    HIT, NOT_RECORDED, OBJECT_LAYOUT, REPLACED, TREE, UNSUPPORTED, count_hit, count_miss,
+    entry_number, is_asked, perform
 )
 from jaxmarshal cimport _tape
 
@@ -285,7 +285,7 @@ cdef PyObject* _record(
     recorder.call = call
     memcpy(own, args, len(binding.order) * sizeof(PyObject*))
     own[0] = <PyObject*>recorder
-    result = PyObject_Vectorcall(<PyObject*>library.reference, own, n, names)
+    result = perform(<PyObject*>library.reference, own, n, names)
     recorder.seen = True
     recorder.call = NULL
     return result
@@ -320,18 +320,18 @@ cdef PyObject* _call_plans(
     if plans.skip:
         count_miss(library.entry, plans.refusal)
         plans.skip -= 1
-        return PyObject_Vectorcall(<PyObject*>library.reference, args, n + 1, names)
+        return perform(<PyObject*>library.reference, args, n + 1, names)
     binding = _binding_of(plans, wrapper, n, names)
     if binding is None or len(binding.order) > MOST_ARGUMENTS:
         count_miss(library.entry, TREE)
-        return PyObject_Vectorcall(<PyObject*>library.reference, args, n + 1, names)
+        return perform(<PyObject*>library.reference, args, n + 1, names)
     n_items = _arrange(binding, wrapper, args + 1, items)
     describe(&call, items, n_items, NULL, jit_context)
     call.entry = library.entry
     if plans.plans:
         result = (<try_function>_try)(library, plans, context, &call, &reason)
         if result != NULL:
-            entries[library.entry].hits += 1
+            count_hit(library.entry)
             plans.missed = 0
             if wrapper.filter_warning:
                 _forget_warnings()
@@ -340,7 +340,7 @@ cdef PyObject* _call_plans(
             _raise_as_reference(library)
     count_miss(library.entry, reason)
     if not inner.plans:    # as before the first such call
-        return PyObject_Vectorcall(<PyObject*>library.reference, args, n + 1, names)
+        return perform(<PyObject*>library.reference, args, n + 1, names)
     nothing_fitted(plans, reason, SOME_MISSES)
     return _record(library, inner, context, binding, wrapper, &call, args, n + 1, names)
 
@@ -400,7 +400,7 @@ cdef PyObject* _call(
             if PyErr_Occurred() != NULL:
                 return NULL
     count_miss(library.entry, reason)
-    return PyObject_Vectorcall(<PyObject*>library.reference, args, nargsf, names)
+    return perform(<PyObject*>library.reference, args, nargsf, names)
 
 
 def make_front(

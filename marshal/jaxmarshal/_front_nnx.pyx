@@ -28,7 +28,7 @@ from jaxmarshal._layout cimport words_are_vouched_for
 from jaxmarshal cimport _match
 from jaxmarshal._match cimport Walk
 from jaxmarshal._method cimport (
-    PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
+    PyVectorcall_NARGS, make_method, vectorcallfunc
 )
 from jaxmarshal._nodes cimport Nodes, add_node, expected_count
 from jaxmarshal._plan cimport (
@@ -37,8 +37,8 @@ from jaxmarshal._plan cimport (
 from jaxmarshal._rules cimport Rules, is_untouched
 from jaxmarshal._static cimport StaticArgument
 from jaxmarshal._stats cimport (
-    NOT_RECORDED, OBJECT_LAYOUT, OPTIONS, REPLACED, UNSUPPORTED, count_miss, entries,
-    entry_number
+    NOT_RECORDED, OBJECT_LAYOUT, OPTIONS, REPLACED, UNSUPPORTED, count_hit, count_miss,
+    entry_number, perform
 )
 from jaxmarshal._tree cimport (
     GRAPH_NODE, NAMED_NODE, REGISTRY_NODE, Structure, copy_structure, rebuild, record_treedef
@@ -743,7 +743,7 @@ cdef int _learn(GraphPlans plans, object jitted, unsigned long long signature) e
 
 
 cdef PyObject* _call_reference(PyObject** args, size_t nargsf, PyObject* names) noexcept:
-    return PyObject_Vectorcall(<PyObject*>_reference_call, args, nargsf, names)
+    return perform(<PyObject*>_reference_call, args, nargsf, names)
 
 
 cdef object _inner_of(object wrapped, int* reason):
@@ -825,7 +825,7 @@ cdef PyObject* _call(
         nodes = None
         call.nodes = NULL
         return _call_and_learn(args, nargsf, names, plans, jitted, context, &call)
-    entries[_entry].hits += 1
+    count_hit(_entry)
     plans.failures = plans.skip = 0
     return _take_results(&call, found, nodes)
 

@@ -112,6 +112,13 @@ _NUMBER_OPERATORS = (
 )
 _DECIDING_OPERATORS = ("pow", "rpow", "and", "rand", "or", "ror", "xor", "rxor")
 
+#: How programs write them.
+_SYMBOLS = {
+    "__add__": "+", "__sub__": "-", "__mul__": "*", "__truediv__": "/", "__floordiv__": "//",
+    "__mod__": "%", "__pow__": "**", "__and__": "&", "__or__": "|", "__xor__": "^",
+    "__eq__": "==", "__ne__": "!=", "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=",
+}  # fmt: skip
+
 #: The same of numpy's kind of functions.
 _NUMBER_UFUNCS = ("maximum", "minimum")
 
@@ -164,7 +171,8 @@ def functions() -> list[tuple[Any, Any]]:
         return []
     return [
         (function, _replay.make_row(
-            "functions", function, _number_of(function), _LEFT_WITH.get(function.__name__)
+            "functions", function, _number_of(function), _LEFT_WITH.get(function.__name__),
+            _names[id(function)],
         ))
         for function in _found(_MODULES)
         if type(function) is FunctionType
@@ -184,7 +192,9 @@ def methods() -> list[tuple[type, str, Any, Any]]:
     places += [(array, f"__{name}__", None) for name in _DECIDING_OPERATORS]
     found = [(cls, name, vars(cls).get(name), number) for cls, name, number in places]
     made = [
-        (cls, name, method, _replay.make_row("functions", method, number))
+        (cls, name, method, _replay.make_row(
+            "functions", method, number, written=name_of(method, cls, name)
+        ))
         for cls, name, method, number in found
         if type(method) is FunctionType
     ]
@@ -199,7 +209,11 @@ def _calls_of_objects() -> Iterator[tuple[type, str, Any, Any]]:
         (_reference.custom_jvp, _reference.custom_jvp_call, derivatives),
         (_reference.ufunc, _reference.ufunc_call, ufuncs),
     ):
-        chosen = [(function, number) for function, number in listed if type(function) is cls]
+        chosen = [
+            (function, number, _names[id(function)])
+            for function, number in listed
+            if type(function) is cls
+        ]
         call = _replay.make_object_call("functions", reference, chosen)
         yield cls, "__call__", reference, call
 
@@ -213,6 +227,10 @@ def name_of(original: Any, holder: type | None, attribute: str) -> str:
         return _names.get(id(original), "")
     if attribute == "__call__":
         return ""
+    if attribute in _SYMBOLS:
+        return f"x {_SYMBOLS[attribute]} y"
+    if attribute.replace("__r", "__", 1) in _SYMBOLS:
+        return f"y {_SYMBOLS[attribute.replace('__r', '__', 1)]} x"
     return f"x.at[...].{attribute}" if holder is _reference.IndexUpdateRef else f"x.{attribute}"
 
 

@@ -29,8 +29,8 @@ from jaxmarshal._method cimport (
 )
 from jaxmarshal._plan cimport nothing_fitted
 from jaxmarshal._stats cimport (
-    HOST_LEAVES, NOT_RECORDED, OBJECT_LAYOUT, answer, count_miss, entries,
-    is_asked, numbers
+    HOST_LEAVES, NOT_RECORDED, OBJECT_LAYOUT, answer, count_hit, count_miss, entries, entry_number,
+    is_asked, number_now
 )
 
 from jaxmarshal import _jit_record, _reference
@@ -64,6 +64,7 @@ cdef enum:
     SOME_MISSES = 4        # in a row; then calls go past the plans for a while
     SOME_NUMBERS = 24      # the same of calls whose numbers are not known, which may come in turns
 
+cdef int _entry = entry_number("jit")
 cdef object _type = _reference.PjitFunction
 cdef object _cpp_pjit = _reference.cpp_pjit
 cdef object _reference_jit = _reference.jit
@@ -120,26 +121,26 @@ cdef PyObject* _call(
     if plans is None:
         return _reference_call(self, args, nargsf, names)
     if not words_are_vouched_for():
-        count_miss(numbers.jit, OBJECT_LAYOUT)
+        count_miss(_entry, OBJECT_LAYOUT)
         return _call_reference(self, args, nargsf, names)
     if _is_left(plans):
         if is_asked():
-            answer(numbers.jit, plans.refusal)
-        entries[numbers.jit].misses[plans.refusal] += 1
+            answer(_entry, plans.refusal)
+        entries[number_now(_entry)].misses[plans.refusal] += 1
         return _call_reference(self, args, nargsf, names)
     context = jit_context(&reason)
     if context is None:
-        count_miss(numbers.jit, reason)
+        count_miss(_entry, reason)
         return _call_reference(self, args, nargsf, names)
     describe(&call, args, PyVectorcall_NARGS(nargsf), names, jit_context)
-    call.entry = numbers.jit
+    call.entry = _entry
     reason = NOT_RECORDED
     if plans.plans:
         result = (<try_function>try_plans)(
             plans, plans.rule, context, &call, &reason
         )
         if result != NULL:
-            entries[numbers.jit].hits += 1
+            count_hit(_entry)
             plans.missed -= plans.missed > 0
             return _noted(self, args, nargsf, names, result)
         if PyErr_Occurred() != NULL:
@@ -147,14 +148,14 @@ cdef PyObject* _call(
         if not is_asked():
             nothing_fitted(plans, reason, SOME_NUMBERS if reason == HOST_LEAVES else SOME_MISSES)
     if reason == HOST_LEAVES:    # there is a plan, for scalars that stay the same
-        count_miss(numbers.jit, reason)
+        count_miss(_entry, reason)
         return _call_reference(self, args, nargsf, names)
     if plans.leave:
-        count_miss(numbers.jit, plans.refusal if reason == NOT_RECORDED else reason)
+        count_miss(_entry, plans.refusal if reason == NOT_RECORDED else reason)
         plans.leave -= 1
         return _call_reference(self, args, nargsf, names)
     result = (<record_function>call_and_record)(
-        self, _reference_call, plans, context, &call, numbers.jit, reason
+        self, _reference_call, plans, context, &call, _entry, reason
     )
     return _noted(self, args, nargsf, names, result)
 

@@ -35,7 +35,7 @@ from jaxmarshal._rules cimport bind_rules, is_untouched
 from jaxmarshal._scalars cimport narrows_silently, scalar_array
 from jaxmarshal._static cimport StaticArgument
 from jaxmarshal._stats cimport (
-    DELETED, EXECUTABLE, HIT, HOST_LEAVES, NOT_RECORDED, TREE, count_miss
+    DELETED, EXECUTABLE, HIT, HOST_LEAVES, NOT_RECORDED, TREE, count_miss, enter, leave
 )
 from jaxmarshal._tree cimport Structure, free_structure, init_structure
 
@@ -368,7 +368,10 @@ cdef PyObject* call_and_record(
     if plan is None:
         _refuse(plans, refused)
         jm_table_free(&table)
-        return reference(function, call.args, call.n, call.names)
+        enter()
+        result = reference(function, call.args, call.n, call.names)
+        leave()
+        return result
     recording = Recording()
     recording.jit_info = jit_info_of(<object>function)
     recording.signature = _hashable(_signature(plan, call))
@@ -377,6 +380,7 @@ cdef PyObject* call_and_record(
         <object>function, plans, recording.signature, call, &table
     )
     _execute.compiling += 1
+    enter()
     # Without a check for errors: the tracebacks of what goes wrong inside are the reference's.
     result = NULL
     if directly:
@@ -386,7 +390,10 @@ cdef PyObject* call_and_record(
             function, reference, call.args, call.n, call.names, recording
         )
     _execute.compiling -= 1
-    if result != NULL:
-        _keep(plans, plan, &table, recording)
+    try:
+        if result != NULL:
+            _keep(plans, plan, &table, recording)
+    finally:
+        leave()
     jm_table_free(&table)
     return result

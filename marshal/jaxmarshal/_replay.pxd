@@ -12,6 +12,7 @@ cdef class Number:
 # One function of the reference.
 cdef class Row:
     cdef int entry           # the number of its entry point
+    cdef int named           # and that of the function, among those that share it; 0 for none
     cdef object reference    # what is called, and part of the key
     cdef object call         # by which it is called
     cdef int missed          # calls in a row that nothing fitted

@@ -31,7 +31,8 @@ from jaxmarshal._rules cimport attributes_of, function_rules, is_untouched
 from jaxmarshal cimport _tape
 from jaxmarshal._stats cimport (
     DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, REPLACED, SHARDING, TRACE, UNKNOWN_TYPE,
-    UNSUPPORTED, count_miss, count_steps, decided_to_hit, entries, entry_number, is_asked
+    UNSUPPORTED, count_hit, count_miss, count_named_hit, count_named_miss, decided_to_hit, enter,
+    entry_number, is_asked, leave, named_number, perform
 )
 from jaxmarshal._tape cimport (
     MOST_VALUES, Step, Tape, describe_result, fill, fold_constants, have_their_rules,
@@ -323,12 +324,18 @@ cdef object _record(Replay replay, object key, list sources, Row row, tuple args
         _tape.current is not None or not _sees_primitives() or _debug_key_reuse.value
         or not has_own_default_impl()
     ):
-        return row.call(*args, **kwargs)
+        enter()
+        try:
+            return row.call(*args, **kwargs)
+        finally:
+            leave()
     states = states_now()
     tape = start_tape(sources)
+    enter()
     try:
         result = _call_and_listen(row.call, args, kwargs)
     finally:
+        leave()
         stop_tape()
     try:
         play = _make_play(tape, sources, states, key, result)
@@ -384,13 +391,26 @@ cdef object _take_steps(Play play, PyObject** functions, Sources* sources):
 cdef object _perform(Row row, Play play, PyObject** functions, Sources* sources):
     """The result, or None, as no function that is replayed returns that."""
     decided_to_hit(row.entry)
-    count_steps(True)
+    enter()
     try:
         return _take_steps(play, functions, sources)
     except Exception:
         return None    # the reference says what is wrong
     finally:
-        count_steps(False)
+        leave()
+
+
+cdef inline void _count_hit(Row row) noexcept:
+    if row.named:
+        count_named_hit(row.entry, row.named)
+    else:
+        count_hit(row.entry)
+
+
+cdef inline int _count_miss(Row row, int reason) except -1:
+    if row.named:
+        return count_named_miss(row.entry, row.named, reason)
+    return count_miss(row.entry, reason)
 
 
 cdef object _replayed(Row row, Replay replay, Sources* sources):
@@ -411,7 +431,7 @@ cdef object _replayed(Row row, Replay replay, Sources* sources):
     if result is not None:
         replay.used = True
         row.missed = 0
-        entries[row.entry].hits += 1
+        _count_hit(row)
     return result
 
 
@@ -461,12 +481,12 @@ cdef object _call(
     if replay is None:
         if reason != TRACE:
             _count_missed(row)
-        count_miss(row.entry, reason)
+        _count_miss(row, reason)
         return None
     result = _replayed(row, replay, sources)
     if result is not None:
         return result
-    count_miss(row.entry, NOT_RECORDED)
+    _count_miss(row, NOT_RECORDED)
     if not _is_to_record(row, replay):
         return None
     named = 0 if names == NULL else PyTuple_GET_SIZE(names)
@@ -545,11 +565,11 @@ cdef bint _is_where_others_are(PyObject** args, Py_ssize_t n, Py_ssize_t place) 
 
 cdef object _array_of(Row row, object number):
     """The array that the function would make of it."""
-    count_steps(True)
+    enter()
     try:
         return device_put(row.number.convert(number))
     finally:
-        count_steps(False)
+        leave()
 
 
 cdef object _call_with_number(
@@ -583,11 +603,11 @@ cdef PyObject* call_row(
         if place < 0 and row.number.only:
             return PyObject_Vectorcall(<PyObject*>row.call, args, nargsf, names)
     if row.left_with is not None and names != NULL and row.left_with in <tuple>names:
-        count_miss(row.entry, OPTIONS)
+        _count_miss(row, OPTIONS)
     elif row.skip:
         if not is_asked():
             row.skip -= 1
-        count_miss(row.entry, NOT_RECORDED)
+        _count_miss(row, NOT_RECORDED)
     else:
         if place < 0:
             result = _call_looked_at(row, args, n, names)
@@ -596,7 +616,7 @@ cdef PyObject* call_row(
         if result is not None:
             Py_INCREF(result)
             return <PyObject*>result
-    return PyObject_Vectorcall(<PyObject*>row.call, args, nargsf, names)
+    return perform(<PyObject*>row.call, args, nargsf, names)
 
 
 cdef PyObject* _call_method(
@@ -605,7 +625,7 @@ cdef PyObject* _call_method(
     return (<row_function>call_row)(<Row>(<Method>method).inner, args, nargsf, names)
 
 
-def make_row(str entry, reference, Number number=None, str left_with=None):
+def make_row(str entry, reference, Number number=None, str left_with=None, str written=None):
     """The replacement of a function of the reference whose calls are replayed.
 
     Args:
@@ -613,6 +633,7 @@ def make_row(str entry, reference, Number number=None, str left_with=None):
       reference: the function.
       number: an argument of which it makes an array before it decides anything by it, or None.
       left_with: the name of an argument by which users' code may be called; or None.
+      written: how programs write it, if it shares its entry point with others; or None.
     """
     cdef Method method
     cdef Row row
@@ -622,6 +643,7 @@ def make_row(str entry, reference, Number number=None, str left_with=None):
     method.inner = row = Row(entry_number(entry), reference)
     row.number = number
     row.left_with = left_with
+    row.named = named_number(entry, written) if written else 0
     return method
 
 
@@ -659,14 +681,16 @@ def make_object_call(str entry, reference, list functions):
     Args:
       entry: the name of the entry point.
       reference: the method, `cls.__call__`.
-      functions: pairs of an object whose calls are replayed and, as for `make_row`, its number.
+      functions: an object whose calls are replayed, and as for `make_row` its number and how
+        programs write it; for each.
     """
     cdef Method method = make_method(<vectorcallfunc>_call_object, reference)
     cdef Row row
-    for function, number in functions:
+    for function, number, written in functions:
         row = Row(entry_number(entry), function)
         row.call = MethodType(reference, function)
         row.number = number
+        row.named = named_number(entry, written)
         _rows_of_objects[id(function)] = row
     return method
 

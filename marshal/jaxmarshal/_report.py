@@ -1,8 +1,8 @@
 """`report`: the counts as a person reads them, one row for each kind of call that programs make.
 
 `stats()` counts at every entry point, also where one leads to another. Here a call counts once: the
-steps that a fast `x[0]` takes are left out, what is called inside of JAX stands apart, and so do
-calls while JAX traces, which cost nothing when the program runs.
+steps that a fast `x[0]` takes and what a slow one calls are left out. Calls while JAX traces stand
+apart: they cost nothing when the program runs.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ _HEADINGS = ("call", "calls", "fast", "saved, at least", "not fast, mostly becau
 
 
 def counts() -> Counts:
-    """What a report is made of, as plain data: `stats()` without the steps of fast calls."""
+    """What a report is made of, as plain data: `stats()` without calls inside of other calls."""
     found = _stats.snapshot()
-    for name, steps in _stats.steps().items():
-        count = found[name]
-        count["hits"] -= steps["hits"]
-        for reason, number in steps["misses_by_reason"].items():
-            count["misses_by_reason"][reason] -= number
-    # `jnp.asarray` hands what it does not know to `jnp.array`, with options.
-    reasons = found["array"]["misses_by_reason"]
-    handed_on = sum(found["asarray"]["misses_by_reason"].values())
-    reasons["options"] = max(reasons.get("options", 0) - handed_on, 0)
+    for name, inner in _stats.inner().items():
+        if name not in PUBLIC:
+            continue
+        count, tracing = found[name], TRACING.get(name, TRACING[""])
+        count["hits"] -= inner["hits"]
+        for reason, number in inner["misses_by_reason"].items():
+            if reason not in tracing:
+                count["misses_by_reason"][reason] -= number
     for count in found.values():
         by_reason = {reason: n for reason, n in count["misses_by_reason"].items() if n > 0}
         count["misses_by_reason"] = by_reason
         count["misses"] = sum(by_reason.values())
+    for name, functions in _stats.by_function().items():
+        found[name]["by_function"] = functions
     return found
 
 
@@ -86,8 +87,8 @@ def _percent(part: int, whole: int) -> str:
     return f"{share:.1f} %"
 
 
-def _row(name: str, count: dict[str, Any]) -> tuple[Row | None, int]:
-    """The row of an entry point, if it was called outside of traces; and the calls in traces."""
+def _row(name: str, call: str, count: dict[str, Any]) -> tuple[Row | None, int]:
+    """The row of a kind of call, if there were any outside of traces; and the calls in traces."""
     reasons = dict(count["misses_by_reason"])
     tracing = sum(reasons.pop(reason, 0) for reason in TRACING.get(name, TRACING[""]))
     calls = count["hits"] + sum(reasons.values())
@@ -95,7 +96,7 @@ def _row(name: str, count: dict[str, Any]) -> tuple[Row | None, int]:
         return None, tracing
     reason = max(reasons, key=lambda reason: reasons[reason]) if reasons else None
     row = Row(
-        PUBLIC[name], name, calls, count["hits"],
+        call, name, calls, count["hits"],
         reason_for(name, reason, count["hits"], reasons[reason]) if reason else None,
         reasons[reason] if reason else 0,
         _saving.saved(name, count["hits"]),
@@ -121,10 +122,10 @@ class Report:
             if name not in PUBLIC:
                 self.inner += count["hits"] + count["misses"]
                 continue
-            row, tracing = _row(name, count)
+            row, tracing = _row(name, PUBLIC[name], count)
             self.tracing += tracing
-            if row is not None:
-                self.rows.append(row)
+            rows = [_row(name, *item)[0] for item in count.get("by_function", {}).items()]
+            self.rows += [row for row in (rows or [row]) if row is not None]
         self.rows.sort(key=lambda row: -row.calls)
 
     def _title(self) -> str:
@@ -191,9 +192,8 @@ def report() -> Report:
     Returns:
       A `Report`. `print` shows a line for each kind of call that programs make: how many there
       were, the share that was fast, and why most of the others were not, with what to do about it.
-      A notebook shows the same as a table. A fast call counts once, even if it leads to others; the
-      calls inside of a call that misses count at `jit` and `bind` too. While several threads call
-      at once, a few calls may be taken for such steps. `stats()` has all counts as data.
+      A notebook shows the same as a table. A call counts once, even if it leads to others.
+      `stats()` has all counts as data.
 
       The time saved is what so many of the smallest calls of the kind save, by JAX's function and
       by ours, measured once in a process when the report is made: calls with more arguments save

@@ -15,8 +15,8 @@ from jaxmarshal._records cimport (
 )
 from jaxmarshal._layout cimport array_sharding, is_gone
 from jaxmarshal._stats cimport (
-    CONTEXT, DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, SHARDING, TREE, UNSUPPORTED, count_miss,
-    decided_to_hit, entries, entry_number, reason_of_kind
+    CONTEXT, DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, SHARDING, TREE, UNSUPPORTED, count_hit,
+    count_miss, decided_to_hit, entry_number, reason_of_kind
 )
 
 from jaxmarshal import _reference
@@ -122,7 +122,7 @@ def shard_args(shardings, layouts, copy_semantics, args, canonicalize=True):
         if reason == HIT:
             decided_to_hit(_shard_entry)
             results = _results(&table)
-            entries[_shard_entry].hits += 1
+            count_hit(_shard_entry)
             return results
         count_miss(_shard_entry, reason)
         results = _shard_args(shardings, layouts, copy_semantics, args, canonicalize)
@@ -166,5 +166,5 @@ def batched_device_put(aval, sharding, xs, devices, committed=True, enable_x64=N
         count_miss(_put_entry, reason)
         return _batched_device_put(aval, sharding, xs, devices, committed, enable_x64)
     decided_to_hit(_put_entry)
-    entries[_put_entry].hits += 1
+    count_hit(_put_entry)
     return _put(aval, sharding, xs, list(devices), committed, enable_x64=enable_x64)

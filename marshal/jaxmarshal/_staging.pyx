@@ -18,7 +18,7 @@ from jaxmarshal._context cimport Context, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG, counters
 from jaxmarshal._host_data cimport let_go_of
 from jaxmarshal._jit_context cimport operation_context
-from jaxmarshal._method cimport PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
+from jaxmarshal._method cimport PyVectorcall_NARGS, make_method, vectorcallfunc
 from jaxmarshal._records cimport (
     LeafPlan, TargetPlan, find_target, is_ordinary_data, put_host, resolve_host,
     stage_records_of, try_to_record
@@ -26,7 +26,7 @@ from jaxmarshal._records cimport (
 from jaxmarshal._replay cimport Row, call_row, row_function
 from jaxmarshal._rules cimport stage_is_untouched
 from jaxmarshal._stats cimport (
-    GUARD, HIT, NOT_RECORDED, REPLACED, count_miss, decided_to_hit, entries, entry_number
+    GUARD, HIT, NOT_RECORDED, REPLACED, count_hit, count_miss, decided_to_hit, entry_number, perform
 )
 from jaxmarshal._tape cimport Tape, is_result_of, start_tape, stop_tape
 
@@ -119,7 +119,7 @@ cdef PyObject* _watch(
     """
     cdef Tape tape = start_tape([])
     cdef PyObject* error[3]
-    cdef PyObject* result = PyObject_Vectorcall(reference, args, nargsf, NULL)
+    cdef PyObject* result = perform(reference, args, nargsf, NULL)
     if result == NULL:
         PyErr_Fetch(&error[0], &error[1], &error[2])    # stopping runs code
         stop_tape()
@@ -153,7 +153,7 @@ cdef PyObject* make_array(
             if _tape.current is not None:
                 _tape.note_primitive(<PyObject*>_stage_primitive)
                 _tape.note(stage_function, &x, 1, NULL, result)
-            entries[entry].hits += 1
+            count_hit(entry)
             return result
         if PyErr_Occurred() != NULL:
             return NULL
@@ -165,7 +165,7 @@ cdef PyObject* make_array(
         Py_DECREF(leaf)
         if leaf.watched < MOST_WATCHED and _tape.current is None:
             return (<watch_type>_watch)(leaf, by, reference, args, nargsf)
-    result = PyObject_Vectorcall(reference, args, nargsf, NULL)
+    result = perform(reference, args, nargsf, NULL)
     if context is not None and not by and result != NULL:
         _record_staged(<object>x, kind, context, <object>result)
     return result
@@ -184,7 +184,7 @@ cdef PyObject* _call(
                     row.entry, by, <PyObject*>row.call, args[0], kind, args, nargsf
                 )
             count_miss(row.entry, REPLACED)
-            return PyObject_Vectorcall(<PyObject*>row.call, args, nargsf, names)
+            return perform(<PyObject*>row.call, args, nargsf, names)
     return (<row_function>call_row)(row, args, nargsf, names)
 
 

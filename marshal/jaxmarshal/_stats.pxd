@@ -1,4 +1,10 @@
-"""Hit and miss counts per entry point. Counting is one increment; needs the GIL."""
+"""Hit and miss counts per entry point. Counting is one increment; needs the GIL.
+
+A call that programs make may lead to others: the steps of a recorded one, or what the reference
+calls. These count under numbers of their own, so that a report can leave them out.
+"""
+
+from cpython.object cimport PyObject
 
 # Why a call went to the reference. Names, and what to do about each, are in `reasons.py`.
 cdef enum Reason:
@@ -36,13 +42,30 @@ cdef enum Reason:
 
 cdef enum:
     MAX_ENTRIES = 32
+    INNER = MAX_ENTRIES    # added to the number of an entry point: calls inside of other calls
+    NAMED = 2 * MAX_ENTRIES    # the numbers from here on are those of single functions
+    MAX_NAMED = 512
     MAX_REASONS = 40    # room for each `Reason`
 
 ctypedef struct Entry:
     long long hits
     long long misses[MAX_REASONS]
 
-cdef Entry entries[MAX_ENTRIES]
+cdef Entry entries[2 * MAX_ENTRIES + MAX_NAMED]
+
+# How many calls are being performed by the reference or step by step now, in all threads.
+cdef int performed
+
+# The same number, or with INNER where a call of this thread is being performed.
+cdef int number_inside(int entry) noexcept
+
+# Under which number a call of an entry point counts.
+cdef inline int number_now(int entry) noexcept:
+    return entry if not performed else number_inside(entry)
+
+# What this thread calls until `leave` is inside of a call that has been counted.
+cdef void enter() noexcept
+cdef void leave() noexcept
 
 # A call that `explain` asks about goes the way of any other up to its decision, and no further:
 # what it would count is raised there, as an `Answer`. Whatever a call changes before that (the
@@ -71,33 +94,50 @@ cdef object call_aside(object function, object arg)
 cdef inline int decided_to_hit(int entry) except -1:
     return answer(entry, HIT) if question.is_open else 0
 
+# Count a call that takes the fast path.
+cdef inline void count_hit(int entry) noexcept:
+    entries[number_now(entry)].hits += 1
+
+# The same of one of the functions that share an entry point; `named` is the number of the function,
+# under which calls inside of others do not count.
+cdef inline void count_named_hit(int entry, int named) noexcept:
+    cdef int number = number_now(entry)
+    entries[number].hits += 1
+    if number == entry:
+        entries[named].hits += 1
+
 # Count a call that goes to the reference. Where it is the first of its kind, it is logged, which
 # may run a handler of the user's: nothing may be half-done when this is called. Raises only what
 # is no Exception.
 cdef inline int count_miss(int entry, int reason) except -1:
+    cdef long long* misses = &entries[number_now(entry)].misses[reason]
     if question.is_open:
         answer(entry, reason)
-    entries[entry].misses[reason] += 1
-    if entries[entry].misses[reason] == 1:
+    misses[0] += 1
+    if misses[0] == 1:
         first_miss(entry, reason)
+    return 0
+
+cdef inline int count_named_miss(int entry, int named, int reason) except -1:
+    count_miss(entry, reason)
+    if number_now(entry) == entry:
+        entries[named].misses[reason] += 1
     return 0
 
 # Log the first miss of an entry point for a reason. Raises only what is no Exception.
 cdef int first_miss(int entry, int reason) except -1
 
+# Call the reference for a call that was counted: a new reference, or NULL with its error.
+cdef PyObject* perform(
+    PyObject* reference, PyObject** args, size_t nargsf, PyObject* names
+) noexcept
+
 # The number of the entry point `name`, added when new. Raises when there are too many.
 cdef int entry_number(str name) except -1
 
-ctypedef struct Numbers:
-    int jit
-    int bind
-
-# The numbers under which jitted functions and operations are counted. While a recorded call such as
-# `x[0]` takes its steps, they are those of steps: `stats()` adds both up, and `steps` does not.
-cdef Numbers numbers
-
-# Set `numbers` for the time of such a call, or back.
-cdef void count_steps(bint on) noexcept
+# The number of one of the functions that share the entry point `entry`, as programs write it; added
+# when new. Raises when there are too many.
+cdef int named_number(str entry, str written) except -1
 
 # The reason that stands for an argument kind which only the reference handles.
 cdef Reason reason_of_kind(int kind) noexcept

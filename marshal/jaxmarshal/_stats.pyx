@@ -2,7 +2,7 @@
 
 import threading
 
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from jaxmarshal._classify cimport (
     JM_KEY_ARRAY, JM_LITERAL, JM_REF, JM_TOKEN, JM_TRACER
@@ -11,10 +11,20 @@ from jaxmarshal._classify cimport (
 from jaxmarshal._log import log_miss
 from jaxmarshal.reasons import REASONS
 
+cdef extern from *:
+    """
+    static _Thread_local int jm_depth;
+    """
+    int jm_depth    # how many calls are being performed on this thread
+    PyObject* PyObject_Vectorcall(
+        PyObject* function, PyObject** args, size_t nargsf, PyObject* names
+    ) noexcept
+
 cdef list _names = []
 cdef object _asking = threading.RLock()
 cdef long long _resets = 0
-cdef Entry _published[MAX_ENTRIES]    # what `take` has handed out already
+cdef list _functions = []    # (name of the entry point, how programs write the function)
+cdef Entry _published[2 * MAX_ENTRIES]    # what `take` has handed out already
 
 assert len(REASONS) == REASON_COUNT
 
@@ -33,36 +43,46 @@ def register(str name) -> int:
     return entry_number(name)
 
 
-cdef int _number_of_steps(str name) except -1:
-    """One more number for an entry point; `_names` then has the name twice."""
-    _names.append(name)
-    return len(_names) - 1
+cdef int named_number(str entry, str written) except -1:
+    if (entry, written) not in _functions:
+        if len(_functions) >= MAX_NAMED:
+            raise RuntimeError("too many functions")
+        _functions.append((entry, written))
+    return NAMED + _functions.index((entry, written))
 
 
-cdef Numbers _whole = Numbers(entry_number("jit"), entry_number("bind"))
-cdef Numbers _steps = Numbers(_number_of_steps("jit"), _number_of_steps("bind"))
-numbers = _whole
+cdef int number_inside(int entry) noexcept:
+    return entry + INNER if jm_depth else entry
 
 
-cdef void count_steps(bint on) noexcept:
-    global numbers
-    numbers = _steps if on else _whole
+cdef void enter() noexcept:
+    global performed, jm_depth
+    performed += 1
+    jm_depth += 1
+
+
+cdef void leave() noexcept:
+    global performed, jm_depth
+    performed -= 1
+    jm_depth -= 1
+
+
+cdef PyObject* perform(
+    PyObject* reference, PyObject** args, size_t nargsf, PyObject* names
+) noexcept:
+    cdef PyObject* result
+    enter()
+    result = PyObject_Vectorcall(reference, args, nargsf, names)
+    leave()
+    return result
 
 
 class Answer(BaseException):
     """What a call that is asked about would count; never seen outside of `ask`."""
 
 
-cdef inline int _whole_number(int entry) noexcept:
-    """The number of an entry point, of which this may be that of its steps."""
-    if entry == _steps.jit:
-        return _whole.jit
-    return _whole.bind if entry == _steps.bind else entry
-
-
 cdef int answer(int entry, int reason) except -1:
-    # Another thread that takes steps has the calls of this one count as steps, too.
-    if is_asked() and _whole_number(entry) == question.entry:
+    if is_asked() and entry == question.entry:
         raise Answer(reason)
     return 0
 
@@ -110,8 +130,8 @@ def look(function, *args, **kwargs):
 
 
 cdef int first_miss(int entry, int reason) except -1:
-    if entry != _whole_number(entry):
-        return 0    # the call that takes these steps is a hit
+    if entry != number_now(entry):
+        return 0    # what programs call is what is logged
     try:
         log_miss(_names[entry], reason)
     except Exception:
@@ -145,26 +165,33 @@ cdef object _counts(int i):
     }
 
 
+cdef int _add(dict counts, dict more) except -1:
+    counts["hits"] += more["hits"]
+    counts["misses"] += more["misses"]
+    for reason, number in more["misses_by_reason"].items():
+        counts["misses_by_reason"][reason] = counts["misses_by_reason"].get(reason, 0) + number
+    return 0
+
+
 def snapshot() -> dict[str, dict]:
     """The counts now: entry point to `hits`, `misses` and `misses_by_reason`."""
-    cdef int i
-    result = {}
+    result = {name: _counts(i) for i, name in enumerate(_names)}
     for i, name in enumerate(_names):
-        counts = _counts(i)
-        known = result.setdefault(name, counts)
-        if known is not counts:
-            known["hits"] += counts["hits"]
-            known["misses"] += counts["misses"]
-            for reason, number in counts["misses_by_reason"].items():
-                known["misses_by_reason"][reason] = (
-                    known["misses_by_reason"].get(reason, 0) + number
-                )
+        _add(result[name], _counts(i + INNER))
     return result
 
 
-def steps() -> dict[str, dict]:
-    """Of those counts, what calls such as `x[0]` did on the fast path, step by step."""
-    return {"jit": _counts(_steps.jit), "bind": _counts(_steps.bind)}
+def inner() -> dict[str, dict]:
+    """Of those counts, the calls inside of other calls that have been counted."""
+    return {name: _counts(i + INNER) for i, name in enumerate(_names)}
+
+
+def by_function() -> dict[str, dict[str, dict]]:
+    """Calls that were inside of no other, by entry point and function, of those that share one."""
+    found = {}
+    for i, (entry, written) in enumerate(_functions):
+        found.setdefault(entry, {})[written] = _counts(NAMED + i)
+    return found
 
 
 cdef inline void _reset(long long* count, long long* published) noexcept:
@@ -191,10 +218,11 @@ def reset() -> None:
     global _resets
     cdef int i, reason
     _resets += 1
-    for i in range(MAX_ENTRIES):
+    for i in range(2 * MAX_ENTRIES):
         _reset(&entries[i].hits, &_published[i].hits)
         for reason in range(<int>REASON_COUNT):
             _reset(&entries[i].misses[reason], &_published[i].misses[reason])
+    memset(&entries[NAMED], 0, MAX_NAMED * sizeof(Entry))
 
 
 cdef inline long long _take(long long count, long long* published) noexcept:
@@ -205,12 +233,10 @@ cdef inline long long _take(long long count, long long* published) noexcept:
 
 def take(str name, int reason) -> int:
     """How many calls of an entry point were added since this was last asked; reason 0 is a hit."""
-    cdef int i
+    cdef int i, number
     cdef long long more = 0
-    _names.index(name)    # a ValueError for an unknown one
-    for i, known in enumerate(_names):
-        if known != name:
-            continue
+    number = _names.index(name)    # a ValueError for an unknown one
+    for i in (number, number + INNER):
         if reason == HIT:
             more += _take(entries[i].hits, &_published[i].hits)
         else:

@@ -14,7 +14,7 @@ from libc.string cimport memcpy
 from jaxmarshal._errors cimport propagate
 from jaxmarshal._jit_all cimport all_functions
 from jaxmarshal._method cimport PyVectorcall_NARGS, vectorcallfunc
-from jaxmarshal._stats cimport REASON_COUNT, Entry, entries, entry_number
+from jaxmarshal._stats cimport REASON_COUNT, Entry, entries, entry_number, number_now
 
 from jaxmarshal import _jit
 from jaxmarshal.reasons import REASONS
@@ -170,7 +170,7 @@ cdef class Mark:
     cdef Entry before
 
     def __init__(self, str name):
-        self.number = entry_number(name)
+        self.number = number_now(entry_number(name))
         memcpy(&self.before, &entries[self.number], sizeof(Entry))
 
     def ending(self) -> str:
