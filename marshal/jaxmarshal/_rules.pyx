@@ -125,10 +125,10 @@ def is_untouched_or_ours(original, now):
 # On the values of these it depends how a primitive is run.
 cdef frozenset _count = frozenset((
     "impl", "bind_with_trace", "multiple_results", "call_primitive", "ref_primitive",
-    "ref_allocating", "skip_canonicalization",
+    "ref_allocating", "skip_canonicalization", "to_lojax",
 ))
 # With one of these of its own, a primitive binds in a way of its own.
-cdef frozenset _refused = frozenset(("bind", "is_high", "to_lojax"))
+cdef frozenset _refused = frozenset(("bind", "is_high"))
 
 
 # And these make it one that only the reference can run.
@@ -150,6 +150,9 @@ cdef Attributes attributes_of(object prim):
         if type(name) is not str or not PyUnicode_CHECK_INTERNED(<PyObject*>name):
             return None
         if name in _refused:
+            return None
+        # Of one of JAX's own with a jaxpr among its parameters, that may need it.
+        if name == "to_lojax" and not _is_by_jax(own[name]):
             return None
     attributes.names = tuple(own)
     attributes.values = tuple([
