@@ -13,6 +13,11 @@
 
 #define JM_MAX_LAYOUT_WORDS 8
 
+/* The word that says of how many devices a runtime buffer has data: of one, in the buffer itself;
+   of n, in a list of its own. */
+#define JM_HELD_BY_ONE 2
+#define JM_HELD_BY(n) (2 * (uintptr_t)(n) + 1)
+
 typedef struct {
     int calibrated;          /* 0 until the first array was met */
     Py_ssize_t aval;         /* PyObject *, the public `aval` */
@@ -23,7 +28,8 @@ typedef struct {
     uintptr_t vtable;        /* first word of a runtime buffer of the known class; 0 if unknown */
     int layout_count;        /* words in a runtime buffer that are all NULL exactly when ... */
     Py_ssize_t layout_words[JM_MAX_LAYOUT_WORDS]; /* ... the data layout is the default one */
-    Py_ssize_t held;         /* in a runtime buffer of one device: what holds the data; or -1 */
+    Py_ssize_t held;         /* in a runtime buffer of one device: what holds the data; or -1. The
+                                word before it says of how many devices the buffer has data here */
     uintptr_t held_vtable;   /* its first word, and ... */
     Py_ssize_t data;         /* ... the word that is NULL once the data were donated */
 } jm_array_layout;
@@ -60,16 +66,17 @@ static inline int jm_buffer_layout_is_default(const jm_array_layout *layout, con
 
 /* Have the data of a runtime buffer of the known class been donated, or deleted through another
    array? 0 where that cannot be told. Of several devices the first one is asked: in place of what
-   holds its data the buffer then has a pointer to a list of them. */
+   holds its data the buffer then has a pointer to a list of them. An array whose devices are all
+   those of other processes has nothing there: any word. */
 static inline int jm_buffer_is_donated(const jm_array_layout *layout, const void *buffer) {
     const void *held;
+    uintptr_t count;
     if (layout->held < 0) return 0;
+    count = (uintptr_t)jm_word(buffer, layout->held - (Py_ssize_t)sizeof held);
+    if (count != JM_HELD_BY_ONE && (count < JM_HELD_BY(2) || !(count & 1))) return 0;
     held = jm_word(buffer, layout->held);
-    if (held == NULL) return 0;
-    if ((uintptr_t)jm_word(held, 0) != layout->held_vtable) {
-        held = jm_word(held, 0);
-        if (held == NULL || (uintptr_t)jm_word(held, 0) != layout->held_vtable) return 0;
-    }
+    if (held != NULL && count != JM_HELD_BY_ONE) held = jm_word(held, 0);
+    if (held == NULL || (uintptr_t)jm_word(held, 0) != layout->held_vtable) return 0;
     return jm_word(held, layout->data) == NULL;
 }
 

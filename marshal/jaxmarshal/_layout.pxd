@@ -24,6 +24,8 @@ cdef extern from "jaxmarshal/layout.h":
         Py_ssize_t held
         size_t held_vtable
         Py_ssize_t data
+    size_t JM_HELD_BY_ONE
+    size_t JM_HELD_BY(size_t n) noexcept nogil
     void* jm_word(const void* base, Py_ssize_t offset) noexcept nogil
     int jm_byte(const void* base, Py_ssize_t offset) noexcept nogil
     bint jm_words_are_known(const jm_array_layout* layout) noexcept nogil

@@ -244,12 +244,27 @@ cdef dict _parts_of_all(list arrays, Py_ssize_t size):
     return parts
 
 
-cdef int _find_data(list live, list twice, Py_ssize_t size, jm_array_layout* found) except -1:
+cdef bint _says_how_many(list alone, list spread, Py_ssize_t offset) except -1:
+    """Does the word there say on how many devices the data of an array are?"""
+    for array in alone:
+        if <size_t>jm_word(jm_word(<void*>array, layout.buffer), offset) != JM_HELD_BY_ONE:
+            return False
+    for array in spread:
+        n = len(array.sharding.device_set)
+        if <size_t>jm_word(jm_word(<void*>array, layout.buffer), offset) != JM_HELD_BY(n):
+            return False
+    return True
+
+
+cdef int _find_data(
+    list live, list twice, list spread, Py_ssize_t size, jm_array_layout* found
+) except -1:
     """The word that a deletion of the data clears, of what holds them.
 
-    All arrays are on one device. The data of `twice` are deleted here through the second array of
-    each pair. The word is looked for in all that the runtime buffers point to, of one class.
-    Nothing is kept where there is not exactly one.
+    All arrays but those of `spread` are on one device. The data of `twice` are deleted here through
+    the second array of each pair. The word is looked for in all that the runtime buffers point to,
+    of one class, after a word that says of how many devices there are data. Nothing is kept where
+    there is not exactly one.
     """
     cdef Py_ssize_t offset, i
     fits = []
@@ -261,6 +276,8 @@ cdef int _find_data(list live, list twice, Py_ssize_t size, jm_array_layout* fou
     for offset in before.keys() & after.keys():
         one, two = before[offset], after[offset]
         if len({words[0] for words in one + two}) > 1:
+            continue
+        if not _says_how_many(arrays, spread, offset - WORD):
             continue
         for i in range(1, min([len(words) for words in one + two])):
             if (
@@ -303,10 +320,11 @@ cdef int _search_client(object client, bint by_compiling) except -1:
         default += _samples.different(devices) + _samples.replicated(devices)
         default += _samples.different(devices)
         live, twice = _samples.different(devices), _samples.held_twice(devices[0])
+        spread = _samples.replicated(devices)
     _find_data_layout(default, custom, &found)
-    _class_of(live + [array for array, _ in twice], &size)
+    _class_of(live + spread + [array for array, _ in twice], &size)
     try:
-        _find_data(live, twice, size, &found)
+        _find_data(live, twice, spread, size, &found)
     except OSError:
         pass    # only some systems show a process its own memory
     return _record_for(&found)

@@ -68,16 +68,26 @@ def _key(array: jax.Array, threshold: int, traced: bool) -> Hashable:
     if array.nbytes > threshold:
         return None
     spread = not traced and spread_spec(array.sharding) is not None
+    if spread and not array.size:
+        return None    # XLA may place what it makes of nothing otherwise
     if is_key(array):
         if spread:
             return None
         dtype: Any = _key_dtype(array.dtype)
-    elif array.dtype == bool or jnp.issubdtype(array.dtype, jnp.number):
+    elif array.dtype == bool or _has_bits(array.dtype):
         dtype = array.dtype
     else:
         return None
     place = _traced_place(array) if traced else _place(array)
     return None if place is None else (dtype, jax.typeof(array).weak_type, place)
+
+
+@functools.lru_cache(256)
+def _has_bits(dtype: Any) -> bool:
+    """Is it a dtype of numbers of at least 4 bits? XLA ends the process over buffers of int2."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return int(jnp.iinfo(dtype).bits) >= 4
+    return jnp.issubdtype(dtype, jnp.number)
 
 
 @functools.lru_cache(256)
