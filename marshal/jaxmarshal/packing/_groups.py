@@ -68,8 +68,6 @@ def _key(array: jax.Array, threshold: int, traced: bool) -> Hashable:
     if array.nbytes > threshold:
         return None
     spread = not traced and spread_spec(array.sharding) is not None
-    if spread and not array.size:
-        return None    # XLA may place what it makes of nothing otherwise
     if is_key(array):
         if spread:
             return None
