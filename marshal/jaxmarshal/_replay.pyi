@@ -17,10 +17,14 @@ class Number:
     ) -> Number: ...
 
 def make_row(
-    entry: str, reference: Any, number: Number | None = None, left_with: str | None = None
+    entry: str,
+    reference: Any,
+    number: Number | None = None,
+    left_with: str | None = None,
+    written: str | None = None,
 ) -> Callable[..., Any] | None: ...
 def make_object_call(
-    entry: str, reference: Any, functions: list[tuple[Any, Number | None]]
+    entry: str, reference: Any, functions: list[tuple[Any, Number | None, str]]
 ) -> Callable[..., Any]: ...
 def number_as_it_is(number: Any) -> Any: ...
 def method_calling(function: Any) -> Any: ...
