@@ -20,6 +20,7 @@ class _Words(TypedDict):
     deleted: bool
     default_layout: bool
     default_layout_proven: bool
+    donated_proven: bool
 
 def describe() -> _Description: ...
 def read(array: Any) -> _Words: ...

@@ -456,11 +456,11 @@ def read(array: object) -> dict[str, object]:
         "default_layout": not array.is_deleted() and _data_layout_attribute(array),
     }
     buffer = array_buffer(array)
-    found["deleted"] = buffer == NULL
+    found["deleted"] = bool(is_gone(array))
     found["default_layout_proven"] = (
         words != NULL and buffer != NULL and bool(jm_buffer_layout_is_default(words, buffer))
     )
-    found["donated"] = found["default_layout_proven"] and bool(
+    found["donated_proven"] = found["default_layout_proven"] and bool(
         jm_buffer_is_donated(words, buffer)
     )
     return found

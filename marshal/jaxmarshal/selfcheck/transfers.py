@@ -32,9 +32,8 @@ def _default_layout(array: jax.Array) -> bool:
 def _words(array: jax.Array, accelerated: bool) -> dict[str, Any]:
     """The words of an array: as jaxmarshal reads them, or by the array's public attributes."""
     if accelerated:
-        found = dict(_layout.read(array))
-        del found["default_layout_proven"]
-        return found
+        found = _layout.read(array)
+        return {name: found[name] for name in found if not name.endswith("_proven")}
     return {
         "aval": array.aval,
         "dtype": array.dtype,
@@ -55,11 +54,13 @@ def calibration(world: World, record: Recorder) -> None:
         "result of jit": jax.jit(lambda x: x + 1)(jnp.ones((2, 3))),
         "column after column": jax.device_put(world.matrix(), world.columns()),
         "deleted": world.put(world.first),
+        "donated": world.put(world.first),
         **{dtype: jax.device_put(aligned((3, 4), dtype)) for dtype in DTYPES},
         **{f"on {name}": world.put(target) for name, target in world.targets().items()},
         **{f"on device {i}": world.put(device) for i, device in enumerate(world.devices)},
     }
     arrays["deleted"].delete()
+    jax.jit(lambda x: x + 1, donate_argnums=0)(arrays["donated"])
     for name, array in arrays.items():
         record.fact(name, _words(array, world.accelerated))
 
