@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from child import run_code
 from jitted import Fussy, add_one, counting, on, warm
 from twins import Twins, jit_counts
 
@@ -215,6 +216,31 @@ def test_trap_11_garbage_of_callers():
         caller()
     jax.block_until_ready(function(x))
     assert sys.getrefcount(caller.__code__) - before < 1000
+
+
+def test_the_end_of_the_interpreter():
+    """What outlives the names of modules dies without a word; see `finalize_modules` of CPython."""
+    done = run_code("""
+        import gc, sys
+        import jax, jax.numpy as jnp
+        import jaxmarshal
+        x = jnp.arange(3.0)
+        function = jaxmarshal.jit(lambda x: x + 1)
+        with jaxmarshal.installed():
+            compiled = jax.jit(lambda x: x * 2).lower(x).compile()
+            for _ in range(3):
+                function(x), compiled(x)
+        hits = jaxmarshal.stats()["compiled_call"]["hits"], jaxmarshal.stats()["jit"]["hits"]
+        assert all(hits), hits
+        for name in [name for name in sys.modules if name.startswith("jaxmarshal.")]:
+            names = vars(sys.modules[name])
+            for key in list(names):
+                if not key.startswith("__"):
+                    names[key] = None
+        del function, compiled
+        gc.collect()
+    """)
+    assert done.stderr == ""
 
 
 def test_arrays_after_data_on_the_host():

@@ -213,7 +213,9 @@ def accelerate(function, int by, bint is_new=False):
     if pointer[0] != _reference_call:
         return function    # somebody else's
     key = id(function)
-    accelerated[key] = [weakref.ref(function, lambda _: _forget_function(key)), by]
+    # At the end of the interpreter the callback may find no name of this module.
+    forget = _forget_function
+    accelerated[key] = [weakref.ref(function, lambda _: forget(key)), by]
     pointer[0] = <vectorcallfunc>_call
     if len(accelerated) == 1:
         _listen(True)
@@ -239,8 +241,8 @@ def exclude(function):
 
 def _forget_function(key: int) -> None:
     accelerated.pop(key, None)
-    if not accelerated:
-        _listen(False)
+    if not accelerated and getattr(_reference, "pjit", None) is not None:
+        _listen(False)    # unless the interpreter ends
 
 
 cdef int _listen(bint on) except -1:

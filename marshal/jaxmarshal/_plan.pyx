@@ -155,8 +155,9 @@ def _drop(owner: int) -> None:
 
 cdef int give_plans(object owner, Plans plans) except -1:
     key = <uintptr_t><PyObject*>owner
-    # The callback runs before the owner's memory is free for another object.
-    _owners[key] = (weakref.ref(owner, lambda _, key=key: _drop(key)), plans)
+    # The callback runs before the owner's memory is free for another object. At the end of the
+    # interpreter it may find no name of this module.
+    _owners[key] = (weakref.ref(owner, lambda _, key=key, drop=_drop: drop(key)), plans)
     return 0
 
 
