@@ -6,11 +6,13 @@ Each call is compared with plain JAX: result, error, and what either side has do
 from __future__ import annotations
 
 import operator
+import textwrap
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from child import run
 from jax.sharding import NamedSharding, PartitionSpec
 from test_functions import CONTEXTS, array, hits, same
 
@@ -159,6 +161,30 @@ def test_numbers_that_change(name, dtype):
     ):  # fmt: skip
         for _ in range(2):
             same(call, (x, value))
+
+
+def test_numbers_of_which_numpy_warns():
+    """jaxlib is silent about numbers of a kind that it knows, and knows them with each array."""
+    code = """
+        import sys, warnings
+        import jax.numpy as jnp
+        import jaxmarshal
+        if sys.argv[1] == "installed":
+            jaxmarshal.install()
+        arrays = [jnp.arange(3.0), jnp.ones((2, 3)), jnp.arange(3), jnp.ones(3, jnp.float16)]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            arrays[0] - 1e300    # unknown
+            for t, x in enumerate(arrays, 1):    # each number is new
+                x * (t / 3), x % (t / 3), t / 3 < x, jnp.maximum(x, t / 3)
+                x * 1e300, x % 1e300, 1e300 < x, jnp.maximum(x, 1e300)
+                print([str(warning.message) for warning in caught])
+        assert sys.argv[1] == "plain" or jaxmarshal.stats()["functions"]["misses"] > 20
+    """
+    plain, found = (run("-c", textwrap.dedent(code), how) for how in ("plain", "installed"))
+    assert plain.returncode == found.returncode == 0, plain.stderr + found.stderr
+    assert found.stdout == plain.stdout
+    assert "overflow" in plain.stdout
 
 
 def test_numbers_are_forgotten():

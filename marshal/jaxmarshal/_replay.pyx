@@ -100,6 +100,7 @@ cdef class Replay:
     cdef int wait
     cdef bint used
     cdef list plays
+    cdef list handed_on    # of Play: arrays with which the reference was given a number as it is
 
 
 # --- Finding -------------------------------------------------------------------------------------
@@ -197,6 +198,7 @@ cdef Replay _replay_of(Context context, object key):
         return <Replay>found
     replay = Replay()
     replay.plays = []
+    replay.handed_on = []
     replay.wait = 1
     if not is_asked():
         if len(replays) >= MOST_REPLAYS:
@@ -451,6 +453,24 @@ cdef bint _is_to_record(Row row, Replay replay) noexcept:
     return replay.seen > replay.wait
 
 
+cdef bint _hands_on_first(Replay replay, Sources* sources) except -1:
+    """Has the reference not been given a number with arrays like these yet?
+
+    It is given one as it is before one that was made an array: jaxlib then knows such numbers, as
+    it would, and converts others of them without numpy's warnings.
+    """
+    cdef Play play
+    cdef object states = states_now()
+    for play in replay.handed_on:
+        if _fits(play, sources, states, False):
+            return False
+    play = Play()
+    play.states = states
+    play.sources = [_see(<object>sources.items[i]) for i in range(sources.count)]
+    replay.handed_on = [play, *replay.handed_on[:MOST_PLAYS - 1]]
+    return True
+
+
 cdef Replay _look_up(
     Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, int* reason,
     PyObject** key
@@ -467,11 +487,13 @@ cdef Replay _look_up(
 
 
 cdef object _call(
-    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, PyObject** key
+    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, PyObject** key,
+    bint is_converted,
 ):
     """The result, or None where the reference is to be called as it is."""
     cdef Replay replay = None
     cdef int reason
+    cdef bint is_to_record
     try:
         replay = _look_up(row, args, n, names, sources, &reason, key)
     except Exception:
@@ -487,7 +509,10 @@ cdef object _call(
     if result is not None:
         return result
     _count_miss(row, NOT_RECORDED)
-    if not _is_to_record(row, replay):
+    is_to_record = _is_to_record(row, replay)
+    if is_converted and not is_asked() and _hands_on_first(replay, sources):
+        return None
+    if not is_to_record:
         return None
     named = 0 if names == NULL else PyTuple_GET_SIZE(names)
     return _record(
@@ -497,12 +522,14 @@ cdef object _call(
     )
 
 
-cdef object _call_looked_at(Row row, PyObject** args, Py_ssize_t n, PyObject* names):
+cdef object _call_looked_at(
+    Row row, PyObject** args, Py_ssize_t n, PyObject* names, bint is_converted=False
+):
     cdef Sources sources
     cdef PyObject* key = NULL
     sources.count = 0
     try:
-        return _call(row, args, n, names, &sources, &key)
+        return _call(row, args, n, names, &sources, &key, is_converted)
     finally:
         release_sources(&sources)
         if key != NULL:
@@ -590,7 +617,7 @@ cdef object _call_with_number(
     array = _array_of(row, <object>args[place])
     memcpy(own, args, (n + (0 if names == NULL else PyTuple_GET_SIZE(names))) * sizeof(PyObject*))
     own[place] = <PyObject*>array
-    return _call_looked_at(row, own, n, names)
+    return _call_looked_at(row, own, n, names, row.number.convert is number_as_it_is)
 
 
 cdef PyObject* call_row(
