@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from child import run_code
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -332,6 +333,59 @@ def test_errors_name_the_leaf():
         carry(update, static_argnums=0)
     with pytest.raises(ValueError, match="cannot be static"):
         carry(update, static_argnames="tree")
+
+
+@pytest.mark.parametrize("value", [2, 1.5, 2j])
+@pytest.mark.parametrize("count", [4, 9, 10, 13])
+def test_weak_types_of_many(value, count):
+    """However many there are: what a step makes of them depends on it."""
+    tree = [jnp.asarray(value) for _ in range(count)] + [jnp.ones(3, jnp.bfloat16)]
+    assert_same(tree, pack(tree).unpack())
+
+    def step(tree, x):
+        return tree, [leaf * x for leaf in tree]
+
+    x = jnp.ones((), jnp.bfloat16)
+    assert_same(jax.jit(step)(tree, x)[1], carry(step)(tree, x)[1])
+
+
+@pytest.mark.parametrize("dtype", [
+    name for name in (
+        "float16", "bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn",
+        "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+    )
+    if hasattr(jnp, name)
+])  # fmt: skip
+def test_all_bits_of_small_floats(dtype):
+    """Those of NaNs too, which XLA changes where it moves such floats."""
+    dtype = np.dtype(getattr(jnp, dtype))
+    numbers = np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}").view(dtype)
+    tree = [jax.device_put(numbers.reshape(shape)) for shape in ((-1,), (2, -1), (-1, 4))] * 4
+    packed = pack(tree, threshold=1 << 20)
+    assert len(jax.tree.leaves(packed)) == 1
+    assert_same(tree, packed.unpack())
+    assert_same(tree, [packed[i] for i in range(len(tree))])
+    assert_same(tree, packed.like(tree).unpack())
+
+
+@pytest.mark.parametrize("dtype", ["int2", "uint2"])
+def test_two_bits_are_loose(dtype):
+    """XLA ends the process over buffers of them."""
+    if not hasattr(jnp, dtype):
+        pytest.skip("not in this JAX")
+    done = run_code(f"""
+        import jax, numpy as np
+        import jax.numpy as jnp
+        from jaxmarshal import carry, pack
+        numbers = np.array([0, 1, 1, 0]).astype(np.dtype(jnp.{dtype}))
+        tree = [jax.device_put(numbers) for _ in range(5)] + [jnp.ones(3)] * 4
+        packed = pack(tree)
+        assert all(x is y for x, y in zip(packed.unpack()[:5], tree, strict=False))
+        carried = carry(lambda tree: tree)(tree).unpack()
+        assert all((np.asarray(x) == numbers).all() for x in carried[:5])
+        print(packed)
+    """)
+    assert "1 buffers + 5 arrays" in done.stdout
 
 
 def test_static_leaves():

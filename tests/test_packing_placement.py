@@ -55,6 +55,17 @@ def test_round_trip(spec):
         assert np.array_equal(x, y)
 
 
+@pytest.mark.parametrize("spec", [P("x"), P(("x", "y"))], ids=str)
+@pytest.mark.parametrize("count", [1, 4, 10])
+def test_what_is_empty(spec, count):
+    """Its shards have the shapes that they had; XLA may make others of nothing."""
+    tree = spread(spec, shapes=[(8, 0)] * count)
+    assert_same(tree, pack(tree, least=1).unpack())
+    assert [[s.data.shape for s in x.addressable_shards] for x in pack(tree, least=1).unpack()] == [
+        [s.data.shape for s in x.addressable_shards] for x in tree
+    ]
+
+
 @pytest.mark.parametrize("donate", [False, True])
 def test_carry(donate):
     """A step keeps the parts where they are, next to copies and arrays of one device."""

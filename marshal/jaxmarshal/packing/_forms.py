@@ -151,7 +151,8 @@ def _from_rows(buffer: Any, size: int, count: int, numbers: Numbers) -> list[Any
     rows = -(-count // side)
     missing = rows * side * size - buffer.size
     if missing:
-        buffer = lax.pad(buffer, lax.full((), 0, buffer.dtype), ((0, missing, 0),))
+        nothing = lax.full_like(buffer, 0, shape=())    # as weakly typed
+        buffer = lax.pad(buffer, nothing, ((0, missing, 0),))
     grid = lax.reshape(buffer, (rows, side, size))
     zero = jnp.int32(0)
     found = []

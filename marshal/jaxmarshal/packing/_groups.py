@@ -51,7 +51,15 @@ def groups_of(leaves: Sequence[Any], threshold: int, least: int) -> list[list[in
         key = _key(leaf, threshold, traced) if isinstance(leaf, jax.Array) else None
         if key is not None:
             groups.setdefault(key, []).append(position)
-    return [_by_shape(group, leaves) for group in groups.values() if len(group) >= least]
+    return [
+        _by_shape(group, leaves) for group in groups.values()
+        if len(group) >= least and (traced or _has_shards([leaves[i] for i in group]))
+    ]
+
+
+def _has_shards(arrays: list[jax.Array]) -> bool:
+    """Has XLA anything to spread? Of no elements at all it may make other shards."""
+    return any(x.size for x in arrays) or spread_spec(arrays[0].sharding) is None
 
 
 def _by_shape(group: list[int], leaves: Sequence[Any]) -> list[int]:

@@ -29,7 +29,7 @@ from jaxmarshal.packing._forms import (
     shaped,
     split,
 )
-from jaxmarshal.packing._groups import flat_sharding, spread_spec
+from jaxmarshal.packing._groups import flat_sharding, is_key, spread_spec
 
 
 class Layout:
@@ -47,15 +47,49 @@ def layout_of(pieces: Pieces) -> Layout:
     return Layout(pieces)
 
 
+# XLA computes with small floats as larger ones, also where it only moves them: NaNs come out with
+# other bits. So it is given the bits. (Not in a step of a carry, for they have no gradient.)
+
+
+@functools.lru_cache(64)
+def _bits_of(dtype: Any) -> Any:
+    """The dtype that has the bits of such a float, or None for other dtypes."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    return {8: np.uint8, 16: np.uint16}.get(jnp.finfo(dtype).bits)
+
+
+def _as_bits(x: Any) -> Any:
+    bits = None if is_key(x) or jax.typeof(x).weak_type else _bits_of(x.dtype)
+    return x if bits is None else lax.bitcast_convert_type(x, bits)
+
+
+def _as_before(x: Any, before: Any) -> Any:
+    """The same with the dtype that another array had."""
+    if is_key(x) or is_key(before) or x.dtype == before.dtype:
+        return x
+    return lax.bitcast_convert_type(x, before.dtype)
+
+
+def _join_bits(groups: Any, parts: tuple[int, ...]) -> tuple[Any, ...]:
+    buffers = join([[_as_bits(x) for x in group] for group in groups], parts)
+    return tuple(_as_before(x, group[0]) for x, group in zip(buffers, groups, strict=True))
+
+
 @functools.lru_cache(64)
 def _joiner(sharding: Any) -> Any:
     """`join`, with the results placed so."""
     how = {} if sharding is None else {"out_shardings": sharding}
-    return jax.jit(join, static_argnums=1, **how)
+    return jax.jit(_join_bits, static_argnums=1, **how)
 
 
 def _split_by(layout: Layout, buffers: Any) -> list[list[Any]]:
-    return read(buffers, layout.pieces, numbers_for(buffers, layout.pieces))
+    bits = [_as_bits(x) for x in buffers]
+    leaves = read(bits, layout.pieces, numbers_for(bits, layout.pieces))
+    return [
+        [_as_before(leaf, buffer) for leaf in some]
+        for some, buffer in zip(leaves, buffers, strict=True)
+    ]
 
 
 @functools.lru_cache(64)
@@ -156,8 +190,8 @@ def _by_place(arrays: Sequence[Any], also: Sequence[Any]) -> dict[Any, list[int]
 
 @functools.partial(jax.jit, static_argnums=2)
 def _cut(buffer: Any, start: Any, piece: Piece) -> Any:
-    part = lax.dynamic_slice_in_dim(buffer, start, piece.size, axis=buffer.ndim - 1)
-    return part.reshape(*batch(buffer, piece), *piece.shape)
+    part = lax.dynamic_slice_in_dim(_as_bits(buffer), start, piece.size, axis=buffer.ndim - 1)
+    return _as_before(part.reshape(*batch(buffer, piece), *piece.shape), buffer)
 
 
 def cut(buffer: Any, start: int, piece: Piece) -> Any:
