@@ -137,7 +137,28 @@ def programs() -> dict:
         yield lambda: np.asarray(make(places["rows"]))    # an error: not all of it is here
         yield lambda: jnp.zeros(3)
 
-    return {"device_put": puts, "compiled": compiled, "jit": jitted, "eager": eager}
+    def elsewhere():
+        """With arrays of which no part is here."""
+        devices = [d for d in jax.devices() if d.process_index != NUMBER]
+        for there in (
+            NamedSharding(jax.sharding.Mesh(np.asarray(devices), ("d",)), P("d")),
+            jax.sharding.SingleDeviceSharding(devices[0]),
+        ):
+            # Several: what such an array has in the place of its data is what was there before.
+            arrays = [
+                jax.make_array_from_single_device_arrays((12,), there, [], dtype=np.float32)
+                for _ in range(30)
+            ]
+            function = jax.jit(lambda x, y: x + y)
+            for x in arrays:
+                yield lambda x=x, f=function: f(x, x)
+                yield lambda x=x: x + 1
+                yield lambda x=x: jnp.stack([x, x])
+
+    return {
+        "device_put": puts, "compiled": compiled, "jit": jitted, "eager": eager,
+        "elsewhere": elsewhere,
+    }
 
 
 def see(program) -> list:

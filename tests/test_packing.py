@@ -543,16 +543,3 @@ def test_installed():
     """It works the same with everything installed."""
     with jaxmarshal.installed():
         test_carry(True)
-
-
-@pytest.mark.parametrize("name", ["int2", "uint2"])
-def test_integers_of_two_bits_stay_as_they_are(name):
-    """XLA ends the process when it makes a buffer of several of them."""
-    dtype = getattr(jnp, name, None)
-    if dtype is None:
-        pytest.skip("there is no such dtype")
-    tree = [jnp.asarray(np.arange(n) % 2, dtype) for n in range(1, 9)]
-    packed = jaxmarshal.pack(tree)
-    assert repr(packed).endswith("0 buffers + 8 arrays)")
-    for leaf, found in zip(tree, packed.unpack(), strict=True):
-        assert (found.dtype, found.tolist()) == (leaf.dtype, leaf.tolist())
