@@ -32,8 +32,8 @@ def _default_layout(array: jax.Array) -> bool:
 def _words(array: jax.Array, accelerated: bool) -> dict[str, Any]:
     """The words of an array: as jaxmarshal reads them, or by the array's public attributes."""
     if accelerated:
-        found = _layout.read(array)
-        return {name: found[name] for name in found if not name.endswith("_proven")}
+        found = _layout.read(array).items()
+        return {name: word for name, word in found if not name.endswith("_proven")}
     return {
         "aval": array.aval,
         "dtype": array.dtype,
