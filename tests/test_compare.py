@@ -379,6 +379,12 @@ def test_functions_of_libraries(tmp_path):
         assert _compare_text.call(row) in done.stderr
         assert result["runs"]["plain"]["stats"][entry_point]["misses"] == 0
         assert result["runs"]["jaxmarshal"]["stats"][entry_point]["hits"] >= 6
+        assert f"{name} ({entry_point})" in {
+            frame["name"] for frame in _profile.walk(result["runs"]["plain"]["profile"])
+        }
+    names = {entry_point for _, entry_point, _ in expected} - {"filter_jit"}
+    assert result["runs"]["plain"]["installed"] == []
+    assert names <= set(result["runs"]["jaxmarshal"]["installed"])
     # What they lead to is no row of its own.
     assert [row for row in result["sites"] if row["plain"]["calls"]] == [
         row for row in result["sites"] if row["name"] in rows

@@ -180,6 +180,15 @@ def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def name_frame(call: Any, site: Site) -> None:
+    """Have profiles show the frame of `call` under the name of the function that it stands for."""
+    name = f"{site.name} ({site.entry_point})"
+    if frames.setdefault(name, (site.file, site.line)) != (site.file, site.line):
+        name += f" {Path(site.file).name}:{site.line}"
+        frames[name] = site.file, site.line
+    call.__code__ = call.__code__.replace(co_name=name, co_qualname=name)
+
+
 def _hook(function: Any) -> Callable[[_watch.Pending], Any]:
     """What calls a jitted function and counts that, as `counted` does."""
     defined = site_of_function("jit", function)
@@ -198,12 +207,7 @@ def _hook(function: Any) -> Callable[[_watch.Pending], Any]:
             site = site_of_caller("jit", defined.name, sys._getframe(1)) if inner else defined
             add(site, before, mark.ending(), start, end)
 
-    # Profiles show the frame under this name.
-    name = f"{defined.name} (jit)"
-    if frames.setdefault(name, (defined.file, defined.line)) != (defined.file, defined.line):
-        name = f"{defined.name} (jit) {Path(defined.file).name}:{defined.line}"
-        frames[name] = defined.file, defined.line
-    hook.__code__ = hook.__code__.replace(co_name=name, co_qualname=name)
+    name_frame(hook, defined)
     return hook
 
 

@@ -20,18 +20,41 @@ from jaxmarshal.fronts import filtered
 #: The entry points that are counted here: what their frames are called in profiles.
 NAMES = frozenset((filtered.NAME, *(front.name for front in fronts.FRONTS)))
 
-# By id of a function: a reference that removes it, and its site.
-_sites: dict[int, tuple[weakref.ref[Any], Site]] = {}
+#: Counts one call of a function: `(call, function, args, kwargs)`.
+Counting = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+
+# By id of a function: a reference that removes it, and what counts its calls.
+_counting: dict[int, tuple[weakref.ref[Any], Counting]] = {}
 
 
-def _site_of(entry_point: str, function: Any) -> Site:
-    """Where the function is defined that the user handed to the library; looked up once."""
+def _counting_of(name: str, counts: str, function: Any) -> Counting:
+    """What counts the calls of one function, under its name in profiles; made once."""
     key = id(function)
-    known = _sites.get(key)
+    known = _counting.get(key)
     if known is None:
-        site = _count.site_of_function(entry_point, function)
-        _sites[key] = known = weakref.ref(function, lambda _: _sites.pop(key, None)), site
+        made = _count_calls(_count.site_of_function(name, function), counts)
+        _counting[key] = known = weakref.ref(function, lambda _: _counting.pop(key, None)), made
     return known[1]
+
+
+def _count_calls(defined: Site, counts: str) -> Counting:
+    def counting(
+        call: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        before, mark = _count.phases.before(), _watch.Mark(counts)
+        start = perf_counter_ns()
+        try:
+            return call(function, *args, **kwargs)
+        finally:
+            end = perf_counter_ns()
+            _watch.leave()
+            site = defined
+            if not site.file:
+                site = _count.site_of_caller(site.entry_point, site.name, sys._getframe(1))
+            _count.add(site, before, mark.ending(), start, end)
+
+    _count.name_frame(counting, defined)
+    return counting
 
 
 def counted(name: str, call: Callable[..., Any], is_installed: bool) -> Callable[..., Any]:
@@ -40,19 +63,10 @@ def counted(name: str, call: Callable[..., Any], is_installed: bool) -> Callable
 
     @functools.wraps(call)
     def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        counting = _counting_of(name, counts, self)
         if not _watch.enter():
             return call(self, *args, **kwargs)
-        before, mark = _count.phases.before(), _watch.Mark(counts)
-        start = perf_counter_ns()
-        try:
-            return call(self, *args, **kwargs)
-        finally:
-            end = perf_counter_ns()
-            _watch.leave()
-            site = _site_of(name, self)
-            if not site.file:
-                site = _count.site_of_caller(name, site.name, sys._getframe(1))
-            _count.add(site, before, mark.ending(), start, end)
+        return counting(call, self, args, kwargs)
 
     # Profiles show the frame under this name.
     made: Any = wrapper

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxmarshal import _count, _count_fronts, _install, _phases, api
+from jaxmarshal import _count, _count_fronts, _install, _phases, api, fronts
 
 #: Frames below this depth are told as one, or a deep recursion would be a deep document.
 MOST_FRAMES = 250
@@ -134,7 +134,7 @@ def start(configuration: dict[str, Any]) -> None:
         records = profiler.stop().frame_records if profiler is not None else []
         result = {
             "seconds": seconds,
-            "installed": sorted(_install.installed_names()),
+            "installed": sorted(_install.installed_names() | fronts.installed_names()),
             "sites": _count.results(),
             "stats": api.stats(),
             "samples": samples(records, _phases.union(phases.intervals), sampled_from),
