@@ -64,20 +64,25 @@ static inline int jm_buffer_layout_is_default(const jm_array_layout *layout, con
     return different == 0;
 }
 
-/* Have the data of a runtime buffer of the known class been donated, or deleted through another
-   array? 0 where that cannot be told. Of several devices the first one is asked: in place of what
-   holds its data the buffer then has a pointer to a list of them. An array whose devices are all
-   those of other processes has nothing there: any word. */
-static inline int jm_buffer_is_donated(const jm_array_layout *layout, const void *buffer) {
+/* What holds the data of a runtime buffer of the known class, or NULL where that is not known. Of
+   several devices it is the first one's: the buffer then has a pointer to a list of them. An array
+   whose devices are all those of other processes has nothing there: any word. */
+static inline const void *jm_buffer_held(const jm_array_layout *layout, const void *buffer) {
     const void *held;
     uintptr_t count;
-    if (layout->held < 0) return 0;
+    if (layout->held < 0) return NULL;
     count = (uintptr_t)jm_word(buffer, layout->held - (Py_ssize_t)sizeof held);
-    if (count != JM_HELD_BY_ONE && (count < JM_HELD_BY(2) || !(count & 1))) return 0;
+    if (count != JM_HELD_BY_ONE && (count < JM_HELD_BY(2) || !(count & 1))) return NULL;
     held = jm_word(buffer, layout->held);
     if (held != NULL && count != JM_HELD_BY_ONE) held = jm_word(held, 0);
-    if (held == NULL || (uintptr_t)jm_word(held, 0) != layout->held_vtable) return 0;
-    return jm_word(held, layout->data) == NULL;
+    if (held == NULL || (uintptr_t)jm_word(held, 0) != layout->held_vtable) return NULL;
+    return held;
+}
+
+/* Have its data been donated, or deleted through another array? 0 where that cannot be told. */
+static inline int jm_buffer_is_donated(const jm_array_layout *layout, const void *buffer) {
+    const void *held = jm_buffer_held(layout, buffer);
+    return held != NULL && jm_word(held, layout->data) == NULL;
 }
 
 #endif

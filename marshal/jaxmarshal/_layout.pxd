@@ -33,6 +33,7 @@ cdef extern from "jaxmarshal/layout.h":
         const jm_array_layout* layout, const void* buffer
     ) noexcept nogil
     bint jm_buffer_is_donated(const jm_array_layout* layout, const void* buffer) noexcept nogil
+    const void* jm_buffer_held(const jm_array_layout* layout, const void* buffer) noexcept nogil
 
 # The offsets in the array, which are those of the class and hold for all clients; nothing about
 # runtime buffers. Written by `calibrate` only.

@@ -368,13 +368,16 @@ cdef const jm_array_layout* words_of(object sharding) except? NULL:
 
 cdef bint is_gone(object array) except -1:
     cdef int i
+    cdef const void* held
     cdef void* buffer = array_buffer(array)
     if buffer == NULL:
         return True
     if layout.buffer >= 0:
         for i in range(_record_count):    # of one class each, whichever client it was found with
             if _records[i].held >= 0 and <size_t>jm_word(buffer, 0) == _records[i].vtable:
-                return jm_buffer_is_donated(&_records[i], buffer)
+                held = jm_buffer_held(&_records[i], buffer)
+                if held != NULL:
+                    return jm_word(held, _records[i].data) == NULL
     return array.is_deleted()
 
 
