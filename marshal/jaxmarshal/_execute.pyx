@@ -345,8 +345,11 @@ cdef PyObject* _compiled(
     cdef int reason = HIT, refused
     if n == 0:    # an error
         return PyObject_Vectorcall(<PyObject*>_compiled_call, args, nargsf, names)
-    plans = plans_of(<object>args[0])
-    context = context_for_execution(plans, &reason)
+    if words_are_vouched_for():
+        plans = plans_of(<object>args[0])
+        context = context_for_execution(plans, &reason)
+    else:
+        reason = OBJECT_LAYOUT
     if reason:
         count_miss(_compiled_entry, reason)
         return perform(<PyObject*>_compiled_call, args, n, names)
