@@ -138,7 +138,7 @@ def test_context_switched_between_calls(context, target):
 def test_two_meshes_with_equal_abstract_meshes():
     """Trap 4: the devices of the current mesh are not part of the abstract mesh."""
     explicit = (jax.sharding.AxisType.Explicit,)
-    for numbers in ((4, 5), (6, 7), (4, 5)):
+    for numbers, known in (((4, 5), [0]), ((6, 7), [0]), ((4, 5), [0, 1]), ((4, 5), [1])):
         mesh = mesh_of(*numbers, axis_types=explicit)
 
         def context(mesh=mesh):
@@ -146,11 +146,39 @@ def test_two_meshes_with_equal_abstract_meshes():
 
         expected = observe(jax.device_put, odd_values(), context=context)
         assert observe(jaxmarshal.device_put, odd_values(), context=context) == expected
-        expected = observe(jax.device_put, aligned((2, 2)), P("x"), context=context)
-        assert observe(jaxmarshal.device_put, aligned((2, 2)), P("x"), context=context) == expected
-    hits, reasons = counts()
-    assert hits >= 1
-    assert reasons["target"] == 3
+        for make in (lambda: aligned((2, 2)), lambda: jax.device_put(aligned((2, 2)))):
+            jaxmarshal.reset_stats()
+            expected = observe(jax.device_put, make(), P("x"), context=context)
+            found = observe(jaxmarshal.device_put, make(), P("x"), context=context)
+            assert found == expected
+            assert counts()[0] in known
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_specs_as_targets(kind):
+    """A spec stands for a sharding on the mesh that is set, and for none where no mesh is."""
+    mesh = mesh_of(*range(8), axis_types=(getattr(jax.sharding.AxisType, kind),))
+    other = NamedSharding(mesh, P(None, "x"))
+    sources = (
+        lambda: aligned((8, 8)), lambda: 1.5, lambda: jnp.ones((8, 8)), odd_values,
+        lambda: jax.device_put(aligned((8, 8)), other),
+    )
+    for spec in (P("x"), P(None, "x"), P(), P(None), P(("x",)), P("x", None)):
+        for make in sources:
+            expected = observe(jax.device_put, make(), spec, context=lambda: jax.set_mesh(mesh))
+            for _ in range(3):
+                found = observe(
+                    jaxmarshal.device_put, make(), spec, context=lambda: jax.set_mesh(mesh)
+                )
+                assert found == expected
+    assert counts()[0] >= 6 * 3 * 2    # three of the sources can be put everywhere
+    with jax.set_mesh(mesh):
+        for _ in range(3):
+            spec = P("x")
+            made = jaxmarshal.device_put(aligned((8, 8)), spec)
+            assert made.sharding.spec is spec
+            assert jaxmarshal.device_put(made, P("x")) is made
+    same_as_jax(lambda: aligned((8, 8)), P("x"), reasons={"target": 3})
 
 
 def test_set_mesh_outside_a_with_statement():

@@ -23,8 +23,8 @@ from jaxmarshal._layout cimport (
 )
 from jaxmarshal._records cimport (
     COPY, MOVE, PUT_HOST, RETURN, UNDECIDED, WRAP, Records, TargetPlan, find_target, is_numeric,
-    is_target, put_host, records_of, resolve_host, shards_in_python,
-    try_to_record
+    is_target, put_host, records_of, resolve_host, sharding_for, shards_in_python, try_to_record,
+    why_not_found
 )
 from jaxmarshal._stats cimport (
     CONTEXT, DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NOT_RECORDED, NO_BACKEND, OPTIONS, TARGET, TREE,
@@ -134,10 +134,12 @@ cdef int _resolve(Records records, jm_table* table, object device) except -1:
         if not found:
             plan = find_target(records, target)
             if plan is None:
-                return NOT_RECORDED if target is None or is_target(target) else TARGET
+                return why_not_found(target)
             found = True
         if slot.kind == JM_ARRAY:
-            reason = _resolve_array(slot, target, plan)
+            reason = _resolve_array(
+                slot, sharding_for(plan, target) if plan.of_spec else target, plan
+            )
             transfer = transfer or slot.action == COPY or slot.action == MOVE
         else:
             reason = resolve_host(slot, plan)
@@ -174,7 +176,7 @@ cdef object _run_slot(jm_slot* slot, object target):
         )
     if slot.action == COPY:
         return _put(array_aval(array), plan.sharding, [array], plan.devices, True)
-    return _move(array, target, plan)
+    return _move(array, sharding_for(plan, target), plan)
 
 
 cdef int _run(jm_table* table, object device) except -1:

@@ -6,6 +6,6 @@ from jaxmarshal._context cimport Context
 # reason where the reference must decide.
 cdef Context jit_context(int* reason)
 
-# The same for operations one by one: None under a mesh too, with jit disabled, and where several
-# processes take part.
+# The same for operations one by one: None under a mesh with manual axes too, with jit disabled, and
+# where several processes take part.
 cdef Context operation_context(int* reason)

@@ -31,7 +31,7 @@ cdef Context _find_inner(Context context):
     inner = Context(words, context.backend, True, context.distributed)
     inner.device_put_records = records_of(context)
     inner.plain_operations = (
-        _reference.abstract_mesh().empty and not _reference.disable_jit.value
+        not _reference.abstract_mesh().manual_axes and not _reference.disable_jit.value
         and not context.distributed
     )
     context.all_for_jit = [inner, *context.all_for_jit[:INNER_CONTEXTS - 1]]

@@ -45,9 +45,10 @@ cdef class LeafPlan:
 
 # Where arguments go for one target.
 cdef class TargetPlan:
-    cdef object target         # None, a Device or a Sharding
+    cdef object target         # None, a Device, a Sharding or a PartitionSpec
     cdef object sharding       # of the results; where `target` is a sharding the caller's is used
-    cdef bint is_sharding
+    cdef bint is_sharding      # or a PartitionSpec
+    cdef bint of_spec          # `sharding` is what the reference makes of it, the context's mesh with it
     cdef object committed      # of the results, a bool
     cdef list devices          # addressable ones, in the order of the shards
     cdef bint single           # there is one device
@@ -74,8 +75,15 @@ cdef Records stage_records_of(Context context)
 # their prefixes. Failures leave them unrecorded; they raise in a debug build only.
 cdef int try_to_record(Records records, jm_table* table, object target, object result) except -1
 
-# Is it a kind of target for which records are kept? None, the default one, aside.
+# Is it a device or a sharding of a kind for which records are kept?
 cdef bint is_target(object target) noexcept
+
+# Why there is no record for a target: NOT_RECORDED, or TARGET where there cannot be one, as for a
+# PartitionSpec while no mesh is set.
+cdef int why_not_found(object target) except -1
+
+# The sharding that results for `target` have, the caller's own object where it is one.
+cdef object sharding_for(TargetPlan plan, object target)
 
 # Is it a dtype of plain numbers, ml_dtypes' included?
 cdef bint is_numeric(object dtype) noexcept

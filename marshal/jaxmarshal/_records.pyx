@@ -18,7 +18,7 @@ from jaxmarshal._host_data cimport (
 )
 from jaxmarshal._layout cimport is_gone
 from jaxmarshal._scalars cimport narrows_silently, scalar_array
-from jaxmarshal._stats cimport HIT, NOT_RECORDED, VALUE, is_asked
+from jaxmarshal._stats cimport HIT, NOT_RECORDED, TARGET, VALUE, is_asked
 
 import numpy as np
 
@@ -48,6 +48,8 @@ cdef object _array_type = _reference.ArrayImpl
 cdef object _device_type = _reference.Device
 cdef object _single_type = _reference.SingleDeviceSharding
 cdef object _named_type = _reference.NamedSharding
+cdef object _spec_type = _reference.PartitionSpec
+cdef object _device_context = _reference.device_context
 
 
 cdef class LeafPlan:
@@ -159,6 +161,25 @@ cdef Records stage_records_of(Context context):
     return <Records>context.stage_records
 
 
+cdef inline bint _may_be_recorded(object target) noexcept:
+    return is_target(target) or type(target) is _spec_type
+
+
+cdef int why_not_found(object target) except -1:
+    if type(target) is _spec_type:
+        mesh = _device_context.value
+        return TARGET if mesh is None or mesh.empty else <int>NOT_RECORDED
+    return NOT_RECORDED if target is None or is_target(target) else <int>TARGET
+
+
+cdef inline bint _has_mesh(TargetPlan plan) except -1:
+    """Is the mesh that is set the one with which the reference made a sharding of a spec?
+
+    The context tells abstract meshes, of which meshes of other devices may have the same.
+    """
+    return not plan.of_spec or state_is(_device_context, plan.sharding.mesh)
+
+
 cdef TargetPlan find_target(Records records, object target):
     """What was recorded for a target, or None. Pointers first, then equality."""
     cdef TargetPlan plan
@@ -166,12 +187,12 @@ cdef TargetPlan find_target(Records records, object target):
         return records.default
     for item in records.recent:
         plan = <TargetPlan>item
-        if plan.target is target:
+        if plan.target is target and _has_mesh(plan):
             return plan
-    if not is_target(target):
+    if not _may_be_recorded(target):
         return None
     plan = records.targets.get(target)
-    if plan is None:
+    if plan is None or not _has_mesh(plan):
         return None
     if is_asked():
         return plan
@@ -297,10 +318,14 @@ cdef list _shards(object host, TargetPlan plan, LeafPlan leaf):
     return shards
 
 
+cdef object sharding_for(TargetPlan plan, object target):
+    return target if plan.is_sharding and not plan.of_spec else plan.sharding
+
+
 cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=False):
     cdef LeafPlan leaf = <LeafPlan>slot.plan
     cdef object host = <object>slot.ready
-    cdef object sharding = target if plan.is_sharding else plan.sharding
+    cdef object sharding = sharding_for(plan, target)
     cdef object shards
     if plan.single:
         shards = (host,)    # a tuple: quicker to make than a list
@@ -318,16 +343,19 @@ cdef TargetPlan _record_target(Records records, object target, object result):
     cdef TargetPlan plan = find_target(records, target)
     if plan is not None:
         return plan
-    if target is not None and not is_target(target):
+    if target is not None and not _may_be_recorded(target):
         return None
     sharding = result.sharding
     if not sharding.is_fully_addressable:
         return None
-    if type(target) is _named_type and (
-        getattr(target.spec, "unreduced", None) or getattr(target.spec, "reduced", None)
-    ):
-        return None
     plan = TargetPlan()
+    plan.of_spec = type(target) is _spec_type
+    spec = target.spec if type(target) is _named_type else target if plan.of_spec else None
+    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+        return None
+    # The reference makes a sharding of a spec and the mesh that is set.
+    if plan.of_spec and (type(sharding) is not _named_type or sharding.spec != target):
+        return None
     plan.target = target
     plan.is_sharding = target is not None and type(target) is not _device_type
     plan.sharding = sharding
@@ -438,10 +466,10 @@ cdef int _record(Records records, jm_table* table, object device, object leaves)
         plan = _record_target(records, target, result)
         if plan is None or result.committed is not plan.committed:
             continue
-        if result.sharding != (target if plan.is_sharding else plan.sharding):
+        if result.sharding != sharding_for(plan, target):
             continue
         if slot.kind == JM_ARRAY:
-            _record_array(plan, slot, target, result)
+            _record_array(plan, slot, sharding_for(plan, target), result)
         else:
             _record_host(plan, slot, result)
     return 0

@@ -111,6 +111,7 @@ numpy_scalar_types = _lookup("jax._src.abstract_arrays", "numpy_scalar_types") o
 Device = _lookup("jaxlib._jax", "Device")
 SingleDeviceSharding = _lookup("jax._src.sharding_impls", "SingleDeviceSharding")
 NamedSharding = _lookup("jax._src.sharding_impls", "NamedSharding")
+PartitionSpec = _lookup("jax._src.partition_spec", "PartitionSpec")
 ShapedArray = _lookup("jax._src.core", "ShapedArray")
 
 # --- State that decides what a call does ---------------------------------------------------------
@@ -376,8 +377,9 @@ HAVE_GUARDS: bool = _have(
 )
 HAVE_PYTREE: bool = _have("HAVE_PYTREE", pytree_registry, pytree_node_types)
 HAVE_DEVICE_PUT: bool = _have(
-    "HAVE_DEVICE_PUT", ArrayImpl, Device, SingleDeviceSharding, NamedSharding, batched_device_put,
-    shard_args, result_handler, REUSE_INPUT, canonicalize_value, canonicalize_dtype,
+    "HAVE_DEVICE_PUT", ArrayImpl, Device, SingleDeviceSharding, NamedSharding, PartitionSpec,
+    device_context, batched_device_put, shard_args, result_handler, REUSE_INPUT,
+    canonicalize_value, canonicalize_dtype,
     flags=("HAVE_CONTEXT", "HAVE_GUARDS", "HAVE_PYTREE"),
 )
 HAVE_EXECUTE: bool = _have(

@@ -61,6 +61,8 @@ cdef long long MOST_NUMBER = <long long>1 << 31    # of those that are converted
 cdef double MOST_FLOAT = 1e38                      # the same; larger ones make numpy warn
 
 cdef object _single_type = _reference.SingleDeviceSharding
+# Shardings of which equal ones are alike in all that Python can see.
+cdef tuple _sharding_types = (_reference.SingleDeviceSharding, _reference.NamedSharding)
 cdef object _debug_key_reuse = _reference.debug_key_reuse
 cdef bint _active = _reference.HAVE_REPLAY
 
@@ -128,7 +130,7 @@ cdef int _obstacle(Sources* sources) except -1:
         # A donated one is not at once seen to be gone, and one that `__new__` made holds nothing.
         if is_gone(source):
             return DELETED
-        if type(array_sharding(source)) is not _single_type:
+        if type(array_sharding(source)) not in _sharding_types:
             return SHARDING
     return HIT
 

@@ -65,7 +65,7 @@ REASONS: tuple[Reason, ...] = (
     Reason(
         "context",
         "Several processes take part, and the call is not one of a compiled function with arrays "
-        "only; or names of mapped axes are bound outside of a trace.",
+        "only; or names of mapped axes are bound outside of a trace, or a mesh has manual axes.",
         "With several processes, pass arrays that are in place to compiled functions (see "
         "docs/distributed.md); else nothing.",
         "`device_put(x)` after `jax.distributed.initialize()`",
@@ -96,11 +96,11 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "target",
-        "The target is neither None nor a Device, SingleDeviceSharding or NamedSharding; or it is "
-        "a Device, and an array lies on several devices, on another platform or in other memory.",
-        "Pass a sharding as the target, for example NamedSharding(mesh, spec) instead of a "
-        "PartitionSpec.",
-        "`device_put(x, PartitionSpec('x'))` under a mesh",
+        "The target is neither None nor a Device, SingleDeviceSharding or NamedSharding, nor a "
+        "PartitionSpec while a mesh is set; or it is a Device, and an array lies on several "
+        "devices, on another platform or in other memory.",
+        "Pass a sharding as the target, for example NamedSharding(mesh, spec).",
+        "`device_put(x, x.format)`",
     ),
     Reason(
         "tree",
