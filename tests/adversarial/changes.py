@@ -45,6 +45,8 @@ def globally(name: str, value: Any) -> Iterator[None]:
     try:
         yield
     finally:
+        if name == "jax_logging_level":
+            holder._set("WARNING")    # None leaves the level of jaxlib what it was
         holder._set(before)
 
 
