@@ -25,7 +25,7 @@ from observe import SEEN
 from support import Fresh
 
 import jaxmarshal
-from jaxmarshal import _execute
+from jaxmarshal import _execute, _fusion
 
 hypothesis.settings.register_profile(
     "quick", max_examples=300, deadline=None, derandomize=True,
@@ -103,6 +103,7 @@ def clean_state():
     weights = _execute.weigh_host_leaves(0, 13)
     yield
     _execute.weigh_host_leaves(*weights)
+    _fusion.wait()
     jaxmarshal.uninstall()
 
 

@@ -22,6 +22,7 @@ from jaxmarshal import (
     _eager,
     _execute,
     _functions,
+    _fusion,
     _jit,
     _method,
     _reference,
@@ -404,11 +405,14 @@ def _apply(held: set[str]) -> None:
     )
 
 
-def install(only: str | Iterable[str] | None = None) -> None:
+def install(only: str | Iterable[str] | None = None, *, fuse: bool = True) -> None:
     """Accelerate JAX in this process.
 
     Args:
       only: names of entry points, or None for all of them.
+      fuse: whether calls outside of `jit` that take several steps may come to take them in one
+        executable, where that gives the same bits. It holds for all such calls; the last
+        `install()` or `installed()` decides.
 
     Entry points that the installed JAX does not support stay JAX's own (see
     `python -m jaxmarshal doctor`). Installing twice is the same as once. With `JAXMARSHAL=off`
@@ -426,6 +430,7 @@ def install(only: str | Iterable[str] | None = None) -> None:
     with _lock:
         _wanted.update(names)
         apply()
+        _fusion.allow(fuse)
 
 
 def uninstall() -> None:
@@ -434,6 +439,7 @@ def uninstall() -> None:
         _wanted.clear()
         _contexts.clear()
         apply()
+        _fusion.allow(True)
 
 
 def installed_names() -> frozenset[str]:
@@ -465,7 +471,9 @@ def _context(names: list[str] | None) -> Iterator[None]:
 
 
 @contextmanager
-def installed(only: str | Iterable[str] | None = None) -> Iterator[None]:
+def installed(
+    only: str | Iterable[str] | None = None, *, fuse: bool = True
+) -> Iterator[None]:
     """A context in which jaxmarshal is installed.
 
     When it ends, the entry points that were installed before stay installed. The others are
@@ -473,6 +481,7 @@ def installed(only: str | Iterable[str] | None = None) -> Iterator[None]:
 
     Args:
       only: names of entry points, or None for all of them.
+      fuse: as for `install`; at the end it is what it was before.
 
     Raises:
       ValueError: for an unknown name.
@@ -481,8 +490,13 @@ def installed(only: str | Iterable[str] | None = None) -> Iterator[None]:
     if switched_off():
         install(only)
         names = []
+    before = _fusion.allowed()
     with _context(names):
-        yield
+        _fusion.allow(fuse)
+        try:
+            yield
+        finally:
+            _fusion.allow(before)
 
 
 @contextmanager

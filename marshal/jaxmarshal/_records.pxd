@@ -48,7 +48,7 @@ cdef class TargetPlan:
     cdef object target         # None, a Device, a Sharding or a PartitionSpec
     cdef object sharding       # of the results; where `target` is a sharding the caller's is used
     cdef bint is_sharding      # or a PartitionSpec
-    cdef bint of_spec          # `sharding` is what the reference makes of it, the context's mesh with it
+    cdef bint of_spec          # `sharding` is made of it and the mesh that is set
     cdef object committed      # of the results, a bool
     cdef list devices          # addressable ones, in the order of the shards
     cdef bint single           # there is one device

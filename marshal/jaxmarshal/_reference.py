@@ -274,6 +274,8 @@ prng_impls: tuple[Any, ...] = tuple(
     )
 )  # fmt: skip
 prng_impl_names = frozenset(impl.name for impl in prng_impls)
+random_wrap = lookup_quietly("jax._src.random.prng", "random_wrap")
+random_unwrap = lookup_quietly("jax._src.random.prng", "random_unwrap")
 #: The configuration states that functions of `jax.random` depend on and the trace context lacks.
 numpy_key_states: tuple[Any, ...] = (legacy_prng_key, enable_custom_prng, default_prng_impl)
 #: Types of parameters that are values: their instances own nothing but plain values, and JAX's own.
@@ -290,6 +292,22 @@ value_enums: tuple[type, ...] = tuple(
     )
     if isinstance(cls, type)
 )
+
+# --- Who hears that something is compiled -------------------------------------------------------
+monitoring = importlib.import_module("jax._src.monitoring")
+#: The lists of functions that hear of it.
+MONITORS = (
+    "_event_listeners", "_event_duration_secs_listeners", "_event_time_span_listeners",
+    "_scalar_listeners",
+)
+#: States that have JAX say that something is compiled, or keep it; their values when they do not.
+silent_states: tuple[tuple[Any, Any], ...] = tuple(
+    (getattr(jax._src.config, name, None), value)
+    for name, value in (
+        ("log_compiles", False), ("explain_cache_misses", False), ("compilation_cache_dir", None),
+        ("no_tracing", False), ("check_tracer_leaks", False), ("jax_dump_ir_to", ""),
+    )
+)  # fmt: skip
 
 # --- What fast paths go past ---------------------------------------------------------------------
 
@@ -432,6 +450,11 @@ for _variable, _value in list(globals().items()):
 def numpy_scalars() -> frozenset[type]:
     """The numpy and ml_dtypes scalar types that the installed JAX accepts as arrays."""
     return frozenset(numpy_scalar_types)
+
+
+def is_own_key_dtype(dtype: Any) -> bool:
+    """Is it the dtype of JAX's default kind of typed keys, whose words are computed by integers?"""
+    return getattr(getattr(dtype, "_impl", None), "name", None) == "threefry2x32"
 
 
 def is_staging() -> bool:

@@ -67,6 +67,10 @@ cdef object _debug_key_reuse = _reference.debug_key_reuse
 cdef bint _active = _reference.HAVE_REPLAY
 
 
+cdef bint _uses_fused = True
+cdef int _times_to_fuse = 100    # that several steps are taken before they may become fewer
+
+
 cdef list _rows = []    # all; they live as long as the process
 
 
@@ -90,9 +94,17 @@ cdef class Seen:
 cdef class Play:
     cdef object states       # what `states_now` returned
     cdef list sources        # of Seen
-    cdef list steps          # of Step
-    cdef object result       # its description
+    cdef readonly list steps       # of Step
+    cdef readonly object result    # its description
     cdef list primitives     # (primitive, Attributes) of all that were bound
+    cdef int left            # so many times it is taken before its steps may become fewer; 0: never
+    cdef Play fused          # the same with fewer steps, or None
+
+    def take(self, list steps, result):
+        """Take these steps instead, which lead to the same bits."""
+        cdef Play fused = Play()
+        fused.steps, fused.result = steps, result
+        self.fused = fused
 
 
 # What is known about calls with one key: how many there were, after how many to record one,
@@ -296,6 +308,14 @@ cdef tuple _custom_jvp = (
 )
 
 
+cdef bint _are_on_one_device(Play play) except -1:
+    cdef Seen seen
+    for seen in play.sources:
+        if type(seen.sharding) is not _single_type:
+            return False
+    return True
+
+
 cdef Play _make_play(Tape tape, list sources, object states, object key, object result):
     """What the tape says of the call, or None where that is not all of it."""
     cdef Play play
@@ -316,6 +336,8 @@ cdef Play _make_play(Tape tape, list sources, object states, object key, object 
     play.states = states
     play.sources = [_see(source) for source in sources]
     play.steps, play.result = needed
+    if len(play.steps) > 1 and _are_on_one_device(play):
+        play.left = _times_to_fuse
     play.primitives = [_custom_jvp, *tape.primitives.values()]
     return play
 
@@ -360,8 +382,6 @@ cdef bint _find_functions(Play play, PyObject** functions) except -1:
     """Fill in the functions of the steps, owned. Is none gone, or run in another way?"""
     cdef Py_ssize_t i
     cdef Step step
-    if not have_their_rules(play.primitives):
-        return False
     for i in range(len(play.steps)):
         step = <Step>play.steps[i]
         function = step.function()
@@ -380,6 +400,19 @@ cdef int _release(PyObject** objects, Py_ssize_t n) noexcept:
     return 0
 
 
+cdef int _offer(Play play, PyObject** values, Py_ssize_t count) except -1:
+    """Have a thread look whether the steps that were just taken can become fewer."""
+    from jaxmarshal import _fusion    # most programs do not take this path before they are set up
+
+    cdef int reason
+    cdef Py_ssize_t i
+    context = operation_context(&reason)
+    found = [<object>values[i] for i in range(count)]
+    if context is not None and not _fusion.offer(play, found, context, play.states):
+        play.left = _times_to_fuse
+    return 0
+
+
 cdef object _take_steps(Play play, PyObject** functions, Sources* sources):
     cdef PyObject* values[MOST_VALUES]
     cdef Py_ssize_t i, count = sources.count
@@ -387,6 +420,10 @@ cdef object _take_steps(Play play, PyObject** functions, Sources* sources):
     try:
         for i in range(len(play.steps)):
             take_step(<Step>play.steps[i], functions[i], values, &count)
+        if play.left and _uses_fused:
+            play.left -= 1
+            if not play.left:
+                _offer(play, values, count)
         return fill(play.result, values)
     finally:
         _release(values + sources.count, count - sources.count)
@@ -417,21 +454,34 @@ cdef inline int _count_miss(Row row, int reason) except -1:
     return count_miss(row.entry, reason)
 
 
+cdef bint _is_alive(Play play, Play taken) except -1:
+    """Are primitives run in the same way, and the functions there that fused steps are made of?"""
+    cdef Step step
+    if not have_their_rules(play.primitives):
+        return False
+    if taken is not play:
+        for step in play.steps:
+            if step.function() is None:
+                return False
+    return True
+
+
 cdef object _replayed(Row row, Replay replay, Sources* sources):
     """The result, or None where the steps cannot be taken."""
     cdef PyObject* functions[MOST_VALUES]
-    cdef Play play = _find_play(replay, sources)
+    cdef Play play = _find_play(replay, sources), taken
     if play is None or _tape.current is not None:
         return None
-    if not _find_functions(play, functions):
+    taken = play if play.fused is None or not _uses_fused else play.fused
+    if not _is_alive(play, taken) or not _find_functions(taken, functions):
         if not is_asked():
             replay.plays = [other for other in replay.plays if other is not play]
             replay.seen = replay.wait    # that it can be kept is known
         return None
     try:
-        result = _perform(row, play, functions, sources)
+        result = _perform(row, taken, functions, sources)
     finally:
-        _release(functions, len(play.steps))
+        _release(functions, len(taken.steps))
     if result is not None:
         replay.used = True
         row.missed = 0
@@ -674,6 +724,25 @@ def make_row(str entry, reference, Number number=None, str left_with=None, str w
     row.left_with = left_with
     row.named = named_number(entry, written) if written else 0
     return method
+
+
+def use_fused(bint is_used) -> None:
+    """Have replays take the steps that `take` gave them, or their own."""
+    global _uses_fused
+    _uses_fused = is_used
+
+
+def fuse_after(int times) -> int:
+    """Have steps become fewer after so many times; returns the number until now. For tests."""
+    global _times_to_fuse
+    before, _times_to_fuse = _times_to_fuse, times
+    return before
+
+
+def is_current(Context context, states) -> bool:
+    """Is the configuration on this thread that in which a replay was recorded?"""
+    cdef int reason
+    return operation_context(&reason) is context and states_now() is states
 
 
 def _forget() -> None:

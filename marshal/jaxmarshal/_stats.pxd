@@ -45,18 +45,19 @@ cdef enum:
     INNER = MAX_ENTRIES    # added to the number of an entry point: calls inside of other calls
     NAMED = 2 * MAX_ENTRIES    # the numbers from here on are those of single functions
     MAX_NAMED = 512
+    NOBODY = NAMED + MAX_NAMED    # the number of what no program called; never read
     MAX_REASONS = 40    # room for each `Reason`
 
 ctypedef struct Entry:
     long long hits
     long long misses[MAX_REASONS]
 
-cdef Entry entries[2 * MAX_ENTRIES + MAX_NAMED]
+cdef Entry entries[2 * MAX_ENTRIES + MAX_NAMED + 1]
 
 # How many calls are being performed by the reference or step by step now, in all threads.
 cdef int performed
 
-# The same number, or with INNER where a call of this thread is being performed.
+# The same number, or with INNER where a call of this thread is being performed, or NOBODY.
 cdef int number_inside(int entry) noexcept
 
 # Under which number a call of an entry point counts.

@@ -1,6 +1,7 @@
 """Hit and miss counts per entry point."""
 
 import threading
+from contextlib import contextmanager
 
 from libc.string cimport memcpy, memset
 
@@ -14,8 +15,10 @@ from jaxmarshal.reasons import REASONS
 cdef extern from *:
     """
     static _Thread_local int jm_depth;
+    static _Thread_local int jm_is_nobodys;
     """
     int jm_depth    # how many calls are being performed on this thread
+    bint jm_is_nobodys    # does nothing count that this thread calls?
     PyObject* PyObject_Vectorcall(
         PyObject* function, PyObject** args, size_t nargsf, PyObject* names
     ) noexcept
@@ -52,6 +55,8 @@ cdef int named_number(str entry, str written) except -1:
 
 
 cdef int number_inside(int entry) noexcept:
+    if jm_is_nobodys:
+        return NOBODY
     return entry + INNER if jm_depth else entry
 
 
@@ -127,6 +132,19 @@ def ask(str name, function, *args, **kwargs):
 def look(function, *args, **kwargs):
     """What a function returns that looks at a call as it is decided, and changes nothing."""
     return _with_question(-1, function, args, kwargs)
+
+
+@contextmanager
+def uncounted():
+    """A context in which nothing on this thread counts, for no program has called it."""
+    global jm_is_nobodys
+    enter()
+    jm_is_nobodys = 1
+    try:
+        yield
+    finally:
+        jm_is_nobodys = 0
+        leave()
 
 
 cdef int first_miss(int entry, int reason) except -1:

@@ -28,31 +28,31 @@ cdef enum:
 
 # One call.
 cdef class Step:
-    cdef object function     # returns it; a weak reference where JAX keeps it
-    cdef tuple args          # constants, and what `fill` fills in
-    cdef tuple names         # of the last ones, or None
-    cdef Py_ssize_t first    # the number of its first result
-    cdef Py_ssize_t results  # how many there are
+    cdef readonly object function     # returns it; a weak reference where JAX keeps it
+    cdef readonly tuple args          # constants, and what `fill` fills in
+    cdef readonly tuple names         # of the last ones, or None
+    cdef readonly Py_ssize_t first    # the number of its first result
+    cdef readonly Py_ssize_t results  # how many there are
     cdef bint is_plain       # are the arguments few, and constants and values alone?
     cdef Py_ssize_t values[MOST_ARGS]    # then the number of each, or -1 for a constant
 
 # A source or the result of a step, by its number.
 cdef class Value:
-    cdef Py_ssize_t number
+    cdef readonly Py_ssize_t number
 
 # The array of words of a typed key.
 cdef class Base:
-    cdef Value key
+    cdef readonly Value key
 
 # A typed key made of an array of words.
 cdef class Key:
-    cdef object impl
-    cdef object words
+    cdef readonly object impl
+    cdef readonly object words
 
 # A container with some of these among its items.
 cdef class Nested:
-    cdef object make         # the container of a list of its items
-    cdef list items
+    cdef readonly object make         # the container of a list of its items
+    cdef readonly list items
 
 # Note a call and what it returned: `n` arguments by position, then those that `names` names.
 # Cannot fail: what cannot be noted breaks the tape.

@@ -48,6 +48,10 @@ cdef tuple _constant_types = (
 )
 
 
+cdef class Step:
+    """One call of a tape."""
+
+
 cdef class Value:
     def __cinit__(self, Py_ssize_t number):
         self.number = number
@@ -597,4 +601,44 @@ cdef tuple needed_steps(Tape tape, Py_ssize_t sources, object described):
     steps = [_numbered_anew(step, values) for step in reversed(kept)]
     if len(values) > MOST_VALUES:
         return None
+    return steps, _with_known(described, values)
+
+
+# --- Several steps as one ------------------------------------------------------------------------
+
+def numbers_needed(tuple described):
+    """The numbers of the sources and results that descriptions are filled in with, as a set."""
+    cdef set needed = set()
+    for item in described:
+        _collect(item, needed)
+    return needed
+
+
+cdef Step _fused_step(tuple item, dict values):
+    cdef Step step = Step()
+    function, inputs, outputs = item
+    step.function = partial(_same, function)
+    step.args = tuple([values[number] for number in inputs])
+    step.first = len(values)
+    step.results = len(outputs)
+    for number in outputs:
+        values[number] = Value(len(values))
+    _make_plain(step)
+    return step
+
+
+def renumbered(list taken, described, Py_ssize_t sources):
+    """Steps in a new order, numbered anew, and the description of the result.
+
+    Args:
+      taken: a Step for each that stays, and for several that became one `(function, inputs,
+        outputs)`: the numbers of the values that it takes and returns, in their order.
+      described: the description of the result.
+      sources: how many there are.
+    """
+    cdef dict values = {number: Value(number) for number in range(sources)}
+    steps = [
+        _numbered_anew(item, values) if type(item) is Step else _fused_step(item, values)
+        for item in taken
+    ]
     return steps, _with_known(described, values)
