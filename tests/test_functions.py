@@ -502,3 +502,26 @@ def test_a_thousand_shapes():
             before = hits()
             jnp.zeros_like(x)
             assert hits() == before + 1
+
+
+@pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
+def test_what_keys_are_made_of(kind):
+    """A typed key that a replay makes has what JAX gives it, and nothing else."""
+    key = jax.random.key(0, impl=kind)
+    calls = (
+        lambda: jax.random.split(key), lambda: jax.random.fold_in(key, 3), lambda: key[None],
+        lambda: jax.random.key(5, impl=kind), lambda: jnp.stack([key, key]),
+        lambda: jax.random.wrap_key_data(jax.random.key_data(key), impl=kind),
+    )
+    for call in calls:
+        for _ in range(4):
+            found = call()
+        with jaxmarshal.uninstalled():
+            expected = call()
+        assert type(found) is type(expected)
+        assert list(vars(found)) == list(vars(expected))
+        assert vars(found)["_impl"] is vars(expected)["_impl"]
+        assert vars(found)["_consumed"] is vars(expected)["_consumed"] is False
+        assert type(vars(found)["_base_array"]) is type(vars(expected)["_base_array"])
+        assert found.aval == expected.aval
+    assert hits() >= 8

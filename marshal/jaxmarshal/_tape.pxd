@@ -48,6 +48,7 @@ cdef class Base:
 cdef class Key:
     cdef readonly object impl
     cdef readonly object words
+    cdef bint is_plain    # is all that it has what `_make_key` gives it?
 
 # A container with some of these among its items.
 cdef class Nested:

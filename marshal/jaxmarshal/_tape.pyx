@@ -63,9 +63,10 @@ cdef class Base:
 
 
 cdef class Key:
-    def __cinit__(self, impl, words):
+    def __cinit__(self, impl, words, bint is_plain):
         self.impl = impl
         self.words = words
+        self.is_plain = is_plain
 
 
 cdef class Nested:
@@ -159,7 +160,10 @@ cdef object _describe_container(Tape tape, object container, int kind):
 
 cdef object _describe_key(Tape tape, object key):
     words = tape.values.get(id(key._base_array))
-    return Key(key._impl, words) if words is not None and is_own_impl(key._impl) else _unknown
+    if words is None or not is_own_impl(key._impl):
+        return _unknown
+    is_plain = type(key) is _key_type and vars(key) == vars(_make_key(key._impl, key._base_array))
+    return Key(key._impl, words, is_plain)
 
 
 cdef object _describe(Tape tape, object arg):
@@ -368,6 +372,15 @@ cdef bint is_result_of(Tape tape, object result, object function, object arg) ex
 
 # --- Taking steps --------------------------------------------------------------------------------
 
+cdef object _make_key(object impl, object words):
+    """A typed key as its class makes it of an array, without the checks."""
+    key = _key_type.__new__(_key_type)
+    key._impl = impl
+    key._consumed = False
+    key._base_array = words
+    return key
+
+
 cdef object fill(object described, PyObject** values):
     cdef object cls = type(described)
     if cls is Value:
@@ -375,7 +388,10 @@ cdef object fill(object described, PyObject** values):
     if cls is Base:
         return (<object>values[(<Base>described).key.number])._base_array
     if cls is Key:
-        return _key_type((<Key>described).impl, fill((<Key>described).words, values))
+        words = fill((<Key>described).words, values)
+        if (<Key>described).is_plain:
+            return _make_key((<Key>described).impl, words)
+        return _key_type((<Key>described).impl, words)
     if cls is Nested:
         return (<Nested>described).make([fill(item, values) for item in (<Nested>described).items])
     return described
@@ -475,7 +491,7 @@ cdef object _with_known(object described, dict known):
         return Base(key) if type(key) is Value else key._base_array
     if cls is Key:
         words = _with_known((<Key>described).words, known)
-        key = Key((<Key>described).impl, words)
+        key = Key((<Key>described).impl, words, (<Key>described).is_plain)
         return key if _is_filled(words) else fill(key, NULL)
     if cls is Nested:
         items = [_with_known(item, known) for item in (<Nested>described).items]
