@@ -3,8 +3,8 @@
 They take several steps, or one behind much Python.
 
 Functions that JAX has jitted itself are one step already, and not in here. Neither are those that
-always look at an array's elements (`nonzero`, `unique`), whose arguments are functions (`cond`), or
-which make no arrays (`shape`): they would never be replayed.
+always look at an array's elements (`nonzero`, `unique`), or which make no arrays (`shape`): they
+would never be replayed.
 """
 
 from __future__ import annotations
@@ -76,6 +76,10 @@ _MODULES = (
     ("jax.lax", _LAX),
     ("jax.random", _RANDOM),
 )
+
+#: Functions that take functions. JAX traces each of these once for each kind of arguments, and
+#: knows it by its identity afterwards.
+_WITH_FUNCTIONS = frozenset(("cond", "fori_loop", "scan", "switch", "while_loop"))
 
 #: Functions with a derivative of their own: objects of one class, called through its `__call__`.
 _WITH_DERIVATIVES = (("jax.nn", ["relu", "relu6"]),)
@@ -172,9 +176,9 @@ def functions() -> list[tuple[Any, Any]]:
     return [
         (function, _replay.make_row(
             "functions", function, _number_of(function), _LEFT_WITH.get(function.__name__),
-            _names[id(function)],
+            _names[id(function)], function.__name__ in _WITH_FUNCTIONS,
         ))
-        for function in _found(_MODULES)
+        for function in _found((*_MODULES, ("jax.lax", sorted(_WITH_FUNCTIONS))))
         if type(function) is FunctionType
     ]
 

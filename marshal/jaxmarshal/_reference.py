@@ -261,6 +261,7 @@ custom_jvp_primitive = _lookup("jax._src.custom_derivatives", "custom_jvp_call_p
 custom_jvp_call = _lookup("jax._src.custom_derivatives", "custom_jvp.__call__")
 ufunc = _lookup("jax._src.numpy.ufunc_api", "ufunc")
 ufunc_call = _lookup("jax._src.numpy.ufunc_api", "ufunc.__call__")
+check_tracer_leaks = _lookup("jax._src.config", "check_tracer_leaks")
 legacy_prng_key = _lookup("jax._src.config", "legacy_prng_key")
 enable_custom_prng = _lookup("jax._src.config", "enable_custom_prng")
 default_prng_impl = _lookup("jax._src.config", "default_prng_impl")
@@ -424,7 +425,7 @@ HAVE_EAGER: bool = _have(
 )
 HAVE_REPLAY: bool = _have(
     "HAVE_REPLAY", array_getitem, PRNGKeyArray, IndexUpdateRef, custom_jvp, custom_jvp_call,
-    custom_jvp_primitive, ufunc, ufunc_call, *numpy_key_states, *function_rules,
+    custom_jvp_primitive, ufunc, ufunc_call, check_tracer_leaks, *numpy_key_states, *function_rules,
     flags=("HAVE_EAGER",),
 )
 HAVE_LAYOUT_PROBE: bool = _have(

@@ -18,6 +18,7 @@ cdef class Row:
     cdef int missed          # calls in a row that nothing fitted
     cdef int skip            # so many calls go to the reference unseen
     cdef str left_with       # the name of an argument with which calls are the reference's; or None
+    cdef bint with_functions    # are functions among its arguments, which it traces once?
     cdef Number number       # of a function that makes an array of one before it looks at it
     cdef list numbers        # the last ones that came in
 

@@ -17,7 +17,7 @@ from libc.string cimport memcpy
 from jaxmarshal._classify cimport (
     JM_ARRAY, JM_FLOAT, JM_INT, JM_KEY_ARRAY, Py_TYPE, jm_kind_of_type, types
 )
-from jaxmarshal._context cimport Context, on_forget, transfers_unguarded
+from jaxmarshal._context cimport Context, on_forget, state_is, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG
 from jaxmarshal._jit_context cimport operation_context
 from jaxmarshal._layout cimport array_aval, array_committed, array_sharding, is_gone
@@ -64,6 +64,7 @@ cdef object _single_type = _reference.SingleDeviceSharding
 # Shardings of which equal ones are alike in all that Python can see.
 cdef tuple _sharding_types = (_reference.SingleDeviceSharding, _reference.NamedSharding)
 cdef object _debug_key_reuse = _reference.debug_key_reuse
+cdef object _check_leaks = _reference.check_tracer_leaks
 cdef bint _active = _reference.HAVE_REPLAY
 
 
@@ -133,6 +134,8 @@ cdef int _obstacle(Sources* sources) except -1:
         return UNSUPPORTED
     if not is_untouched(function_rules):
         return REPLACED
+    if sources.with_functions and not state_is(_check_leaks, False):
+        return OPTIONS    # JAX traces functions in every call then
     if not transfers_unguarded(True, True):
         return GUARD    # constants that are on the device already are not placed again
     for i in range(sources.count):
@@ -356,7 +359,7 @@ cdef object _record(Replay replay, object key, list sources, Row row, tuple args
         finally:
             leave()
     states = states_now()
-    tape = start_tape(sources)
+    tape = start_tape(sources, row.with_functions)
     enter()
     try:
         result = _call_and_listen(row.call, args, kwargs)
@@ -580,6 +583,7 @@ cdef object _call_looked_at(
     cdef Sources sources
     cdef PyObject* key = NULL
     sources.count = 0
+    sources.with_functions = row.with_functions
     try:
         return _call(row, args, n, names, &sources, &key, is_converted)
     finally:
@@ -659,6 +663,7 @@ cdef object _call_with_number(
     cdef Sources none
     cdef int reason
     none.count = 0
+    none.with_functions = False
     if (
         not _is_converted(<object>args[place]) or _tape.current is not None
         or _comes_again(row, <object>args[place])
@@ -704,7 +709,10 @@ cdef PyObject* _call_method(
     return (<row_function>call_row)(<Row>(<Method>method).inner, args, nargsf, names)
 
 
-def make_row(str entry, reference, Number number=None, str left_with=None, str written=None):
+def make_row(
+    str entry, reference, Number number=None, str left_with=None, str written=None,
+    bint with_functions=False,
+):
     """The replacement of a function of the reference whose calls are replayed.
 
     Args:
@@ -713,6 +721,7 @@ def make_row(str entry, reference, Number number=None, str left_with=None, str w
       number: an argument of which it makes an array before it decides anything by it, or None.
       left_with: the name of an argument by which users' code may be called; or None.
       written: how programs write it, if it shares its entry point with others; or None.
+      with_functions: whether it takes functions, and traces each once for each kind of arguments.
     """
     cdef Method method
     cdef Row row
@@ -722,6 +731,7 @@ def make_row(str entry, reference, Number number=None, str left_with=None, str w
     method.inner = row = Row(entry_number(entry), reference)
     row.number = number
     row.left_with = left_with
+    row.with_functions = with_functions
     row.named = named_number(entry, written) if written else 0
     return method
 

@@ -7,6 +7,7 @@ cdef enum:
 
 # The arrays and typed keys among the arguments of a call, each once; owned.
 ctypedef struct Sources:
+    bint with_functions    # may functions be arguments, which are known by their identity?
     Py_ssize_t count
     PyObject* items[MOST_SOURCES]
 

@@ -1,13 +1,16 @@
 """Keys of calls: plain values by type and value, arrays by their places."""
 
+import weakref
+from types import FunctionType
+
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_BOOL, JM_COMPLEX, JM_FLOAT, JM_INT, JM_KEY_ARRAY, JM_LIST, JM_NONE, JM_OTHER,
-    JM_TUPLE, Py_TYPE, jm_kind_of_type, kind_of_unknown, types
+    JM_ARRAY, JM_BOOL, JM_COMPLEX, JM_DICT, JM_FLOAT, JM_INT, JM_KEY_ARRAY, JM_LIST, JM_NONE,
+    JM_OTHER, JM_TUPLE, Py_TYPE, jm_kind_of_type, kind_of_unknown, types
 )
 from jaxmarshal._context cimport state_is
 from jaxmarshal._scalars cimport bits_of
@@ -107,6 +110,17 @@ cdef object _items_part(str tag, object items, Sources* sources, int* reason):
     return tuple(parts)
 
 
+cdef object _dict_part(dict items, Sources* sources, int* reason):
+    """A dict's names in their order, and what they name."""
+    cdef tuple names = tuple(items)
+    for name in names:
+        if type(name) is not str:
+            reason[0] = OPTIONS    # comparing it, or sorting it, may run code of the user's
+            return None
+    part = _items_part("dict", tuple(items.values()), sources, reason)
+    return None if part is None else (names, part)
+
+
 cdef object _part(object arg, Sources* sources, int* reason):
     """An argument's part of the key; sets the reason where it has none."""
     cdef int kind = jm_kind_of_type(&types, Py_TYPE(<PyObject*>arg))
@@ -132,7 +146,11 @@ cdef object _part(object arg, Sources* sources, int* reason):
         return _items_part("tuple", arg, sources, reason)
     if kind == JM_LIST:
         return _items_part("list", arg, sources, reason)
+    if kind == JM_DICT:
+        return _dict_part(arg, sources, reason)
     cls = type(arg)
+    if cls is FunctionType and sources.with_functions:
+        return weakref.ref(arg)    # those of live functions are equal if the functions are the same
     if cls is str:
         if arg in _all_impls and arg not in _own_impl_names:
             reason[0] = OPTIONS    # as above

@@ -51,7 +51,8 @@ cdef class Attributes:
     cdef tuple values    # owned, where they count; a placeholder for others
 
 # Those of a primitive now, or None where they are such that only the reference can run it.
-cdef Attributes attributes_of(object prim)
+# Those with programs among their parameters are such, unless it is always the same program.
+cdef Attributes attributes_of(object prim, bint of_one_program=*)
 
 # Are they still that?
 cdef bint has_attributes(object prim, Attributes attributes) except -1

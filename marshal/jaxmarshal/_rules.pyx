@@ -125,7 +125,7 @@ def is_untouched_or_ours(original, now):
 # On the values of these it depends how a primitive is run.
 cdef frozenset _count = frozenset((
     "impl", "bind_with_trace", "multiple_results", "call_primitive", "ref_primitive",
-    "ref_allocating", "skip_canonicalization", "to_lojax",
+    "ref_allocating", "skip_canonicalization", "to_lojax", "is_high",
 ))
 # With one of these of its own, a primitive binds in a way of its own.
 cdef frozenset _refused = frozenset(("bind", "is_high"))
@@ -143,13 +143,15 @@ cdef class Attributes:
     pass
 
 
-cdef Attributes attributes_of(object prim):
+cdef Attributes attributes_of(object prim, bint of_one_program=False):
     cdef Attributes attributes = Attributes()
     cdef dict own = vars(prim)
     for name in own:
         if type(name) is not str or not PyUnicode_CHECK_INTERNED(<PyObject*>name):
             return None
-        if name in _refused:
+        if name in _refused and not (
+            of_one_program and name == "is_high" and _is_by_jax(own[name])
+        ):
             return None
         # Of one of JAX's own with a jaxpr among its parameters, that may need it.
         if name == "to_lojax" and not _is_by_jax(own[name]):

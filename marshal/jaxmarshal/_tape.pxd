@@ -18,6 +18,7 @@ cdef class Tape:
     cdef list functions      # of the steps
     cdef list alive          # the sources, then the results of the steps: no id is used twice
     cdef bint broken
+    cdef bint with_functions    # may host data on it be those of a function of the program's?
 
 # The tape that is being written, or None.
 cdef Tape current
@@ -68,8 +69,9 @@ cdef void note_primitive(PyObject* prim) noexcept
 cdef bint have_their_rules(list primitives) except -1
 
 # Begin to write a tape about sources. `current` has to be None. Whoever looks at the elements of an
-# array from then on breaks the tape.
-cdef Tape start_tape(list sources)
+# array from then on breaks the tape. With functions of the program's among the arguments, so do
+# numpy arrays, which may be theirs, and be edited.
+cdef Tape start_tape(list sources, bint with_functions=*)
 
 # What stands on a tape for an object that the call returned; None where that is not known.
 cdef object describe_result(Tape tape, object result)

@@ -10,8 +10,8 @@ from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_DICT, JM_KEY_ARRAY, JM_LIST, JM_LITERAL, JM_NONE, JM_REF, JM_TOKEN, JM_TRACER,
-    JM_TUPLE, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
+    JM_ARRAY, JM_DICT, JM_KEY_ARRAY, JM_LIST, JM_LITERAL, JM_NDARRAY, JM_NONE, JM_REF, JM_TOKEN,
+    JM_TRACER, JM_TUPLE, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
 )
 from jaxmarshal._errors cimport propagate
 from jaxmarshal._call cimport StaticRule
@@ -180,12 +180,16 @@ cdef object _describe(Tape tape, object arg):
         return _describe_container(tape, arg, kind)
     if isinstance(arg, tuple) and hasattr(type(arg), "_make"):
         return _describe_container(tape, arg, JM_TUPLE)
+    if tape.with_functions and (kind == JM_NDARRAY or kind == JM_LITERAL):
+        return arg if np.ndim(arg) == 0 and kind == JM_LITERAL else _unknown
     return arg if _is_constant(arg, kind) else _unknown
 
 
 cdef bint _holds_arrays_alone(object described) except -1:
     if type(described) is Nested:
-        return all([_holds_arrays_alone(item) for item in (<Nested>described).items])
+        return all([
+            item is None or _holds_arrays_alone(item) for item in (<Nested>described).items
+        ])
     return type(described) is tuple and not described or _is_filled(described)
 
 
@@ -274,7 +278,7 @@ cdef int _note_primitive(Tape tape, object prim) except -1:
         tape.broken = True
         return 0
     if id(prim) not in tape.primitives:
-        tape.primitives[id(prim)] = (prim, attributes_of(prim))
+        tape.primitives[id(prim)] = (prim, attributes_of(prim, of_one_program=True))
     if tape.primitives[id(prim)][1] is None or implementation_of(prim) == BY_OTHERS:
         tape.broken = True
     return 0
@@ -342,9 +346,10 @@ cdef int _watch_reads(bint on) except -1:
     return 0
 
 
-cdef Tape start_tape(list sources):
+cdef Tape start_tape(list sources, bint with_functions=False):
     global current
     cdef Tape tape = Tape(sources)
+    tape.with_functions = with_functions
     _watch_reads(True)
     current = tape
     return tape

@@ -1,0 +1,229 @@
+"""Control flow outside of `jit`: `cond`, `switch`, `scan`, `while_loop` and `fori_loop`.
+
+JAX traces the functions that it is given once, and knows them by their identity afterwards: what
+they read beside their arguments is not read again. Plain JAX says what is right; each side gets
+functions of its own, for JAX knows those that the other side has used.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from observe import observe
+
+import jaxmarshal
+from jaxmarshal import _stats
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    with jaxmarshal.installed():
+        yield
+
+
+def hits():
+    """How many calls of control flow were fast."""
+    counts = _stats.by_function()["functions"]
+    names = ("cond", "switch", "scan", "while_loop", "fori_loop")
+    return sum(counts[f"jax.lax.{name}"]["hits"] for name in names)
+
+
+def array(seed, shape=(4,)):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), np.float32)
+
+
+def functions(read=lambda: 1.0):
+    """New functions for one side; they read something beside their arguments."""
+    return {
+        "double": lambda x: x * 2 + read(),
+        "less": lambda x: x - read(),
+        "small": lambda state: state[0] < 5,
+        "step": lambda state: (state[0] + 1, state[1] * 2 + read()),
+        "add": lambda i, x: x + i + read(),
+        "sum": lambda carry, y: (carry + y, carry * read()),
+        "count": lambda carry, _: (carry + read(), None),
+        "tree": lambda carry, _: (
+            {"b": carry["a"] + read(), "a": carry["b"]}, [carry["a"], (carry["b"],)]
+        ),
+    }
+
+
+CALLS = {
+    "cond": lambda f, x: lax.cond(x[0] > 0, f["double"], f["less"], x),
+    "cond of a bool": lambda f, x: lax.cond(True, f["double"], f["less"], x),
+    "switch": lambda f, x: lax.switch(1, [f["double"], f["less"]], x),
+    "switch by an array": lambda f, x: lax.switch(
+        x.astype(int)[0], [f["double"], f["less"]], x
+    ),
+    "scan": lambda f, x: lax.scan(f["sum"], x[0], x),
+    "scan of nothing": lambda f, x: lax.scan(f["count"], x, None, 3),
+    "scan backwards": lambda f, x: lax.scan(f["sum"], x[0], x, reverse=True),
+    "scan of a dict": lambda f, x: lax.scan(f["tree"], {"b": x, "a": x + 1}, None, length=3),
+    "while_loop": lambda f, x: lax.while_loop(f["small"], f["step"], (0, x)),
+    "fori_loop": lambda f, x: lax.fori_loop(0, 4, f["add"], x),
+    "fori_loop up to an array": lambda f, x: lax.fori_loop(0, jnp.int32(3), f["add"], x),
+}
+
+
+def run(name, make, arguments, change=lambda i: None):
+    """What each of the calls returns or raises, with new functions."""
+    found, made = [], make()
+    for i, x in enumerate(arguments):
+        change(i)
+        found.append(observe(lambda made, x: CALLS[name](made, x), made, x))
+    return found
+
+
+def both(name, make, arguments, change=lambda i: None):
+    """The same with plain JAX."""
+    found = run(name, make, arguments, change)
+    with jaxmarshal.uninstalled():
+        assert found == run(name, make, arguments, change)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_other_elements(name):
+    """They are recorded once; then every call is fast, whatever its elements are."""
+    both(name, functions, [array(i) for i in range(9)])
+    made = functions()
+    for i in range(4):
+        CALLS[name](made, array(i))
+    before = hits()
+    CALLS[name](made, array(9))
+    # JAX reads an array that says how often a loop runs, so such a call is never replayed.
+    assert hits() == before + (name != "fori_loop up to an array")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_other_arguments(name):
+    """Of another shape, dtype, weak type or placement."""
+    x = array(1)
+    others = [x, array(1, (6,)), x.astype(jnp.float16), x, jax.device_put(x, jax.devices()[1])]
+    both(name, functions, [other for other in others for _ in range(4)])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_functions_read(name):
+    """It is read when JAX traces them, and in no other call; afresh where everything is cleared."""
+    state = [0.0]
+
+    def change(i):
+        state[0] = float(i // 2)
+        if i == 8:
+            jax.clear_caches()
+
+    both(name, lambda: functions(lambda: state[0]), [array(1)] * 12, change)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("kind", ["jax", "numpy", "numpy scalar"])
+def test_arrays_that_functions_hold(name, kind):
+    """Trap 17: an array of theirs is theirs; numpy's are edited in place."""
+    held = {"jax": array(7), "numpy": np.ones(4, np.float32), "numpy scalar": np.float32(3)}[kind]
+
+    def change(i):
+        if kind == "numpy":
+            held[...] = i
+
+    both(name, lambda: functions(lambda: held[0] if kind == "jax" else held.sum()), [array(1)] * 8)
+    both(name, lambda: functions(lambda: held), [array(1)] * 8, change)
+
+
+@pytest.mark.parametrize("name", ["cond", "scan", "while_loop", "fori_loop"])
+def test_functions_are_not_kept(name):
+    """Trap 17: nor what they hold; and another function may come to lie where one was."""
+    gone = []
+    for i in range(6):
+        held = array(i)
+        made = functions(lambda held=held: held[0])
+        for _ in range(4):
+            found = CALLS[name](made, array(1))
+        with jaxmarshal.uninstalled():
+            expected = CALLS[name](functions(lambda held=held: held[0]), array(1))
+        assert jax.tree.map(np.array_equal, found, expected)
+        gone += [weakref.ref(held), *map(weakref.ref, made.values())]
+        del held, made
+    jax.clear_caches()    # JAX's own keep what they hold
+    gc.collect()
+    assert [ref() for ref in gone if ref() is not None] == []
+
+
+def test_functions_of_each_call():
+    """A function that is new in every call is traced in every call, as in JAX."""
+    traced = []
+
+    def call(x):
+        def body(i, x):
+            traced.append(i)
+            return x + i
+
+        return lax.fori_loop(0, 3, body, x)
+
+    for i in range(5):
+        call(array(i))
+    ours = len(traced)
+    with jaxmarshal.uninstalled():
+        for i in range(5):
+            call(array(i))
+    assert len(traced) == 2 * ours
+
+
+def test_effects():
+    """A callback is called as often as in JAX, and with the same."""
+    called = []
+
+    def body(i, x):
+        jax.debug.callback(lambda value: called.append(float(value)), x[0])
+        return x + 1
+
+    for _ in range(5):
+        lax.fori_loop(0, 3, body, jnp.zeros(2))
+    jax.effects_barrier()
+    assert sorted(called) == sorted([0.0, 1.0, 2.0] * 5)
+
+
+@pytest.mark.errors
+def test_errors():
+    """A body that returns another type is JAX's error, each time."""
+    def body(carry, _):
+        return carry.astype(jnp.int32), None
+
+    for _ in range(5):
+        found = observe(lambda x: lax.scan(body, x, None, 2), array(1))
+        with jaxmarshal.uninstalled():
+            assert found == observe(lambda x: lax.scan(body, x, None, 2), array(1))
+
+
+def test_leaks_are_looked_for():
+    """While JAX checks for leaked tracers it traces functions in every call."""
+    with jax.checking_leaks():
+        for name in ("cond", "fori_loop"):
+            state = [0.0]
+
+            def change(i, state=state):
+                state[0] = float(i)
+
+            both(name, lambda state=state: functions(lambda: state[0]), [array(1)] * 5, change)
+    assert hits() == 0
+
+
+def test_inside_of_transformations():
+    """They are traced there as ever."""
+    made = functions()
+    for _ in range(4):
+        CALLS["fori_loop"](made, array(1))
+
+    def total(x):
+        return CALLS["fori_loop"](made, x).sum()
+
+    for call in (jax.jit(total), jax.grad(total), jax.vmap(lambda x: CALLS["cond"](made, x))):
+        found = call(array(1, (2, 4)) if call is not jax.grad else array(1))
+        with jaxmarshal.uninstalled():
+            expected = call(array(1, (2, 4)) if call is not jax.grad else array(1))
+        assert np.array_equal(found, expected)
