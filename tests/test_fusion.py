@@ -75,7 +75,7 @@ def dispatches(call, *args):
 
 def warm(call, *args):
     """Have it recorded, looked at, and taken in fewer steps."""
-    for _ in range(6):
+    for _ in range(12):
         call(*args)
     _fusion.wait()
 
@@ -108,7 +108,6 @@ EXACT = {
     "repeat": (lambda x: jnp.repeat(x, 2), lambda s: (floats(s, (4,)),)),
     "roll": (lambda x: jnp.roll(x, 1), lambda s: (floats(s),)),
     "array_equal": (lambda x, y: jnp.array_equal(x, y), lambda s: (floats(s), floats(s + s % 2))),
-    "tril_indices": (lambda: jnp.tril_indices(3), lambda s: ()),
     "meshgrid": (lambda x, y: jnp.meshgrid(x, y), lambda s: (floats(s, (4,)), ints(s, (3,)))),
     "choice": (
         lambda key: jax.random.choice(key, 5), lambda s: (jax.random.key(s),)
@@ -317,7 +316,7 @@ def test_nothing_is_kept_alive():
     jax.clear_caches()
     before = len(jax.live_arrays())
     x = floats(1)
-    for _ in range(6):
+    for _ in range(12):
         y = x[2]
     _fusion.wait()
     assert dispatches(lambda x: x[2], x) == 1

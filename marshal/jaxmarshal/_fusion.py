@@ -39,8 +39,9 @@ MOST_BYTES = 1 << 22
 #: What only moves data, of any dtype in `_MOVED`.
 _MOVES = frozenset((
     "broadcast_in_dim", "concatenate", "copy", "copy_p", "dynamic_slice", "dynamic_update_slice",
-    "gather", "iota", "pad", "reshape", "rev", "scatter", "select_n", "slice", "split", "squeeze",
-    "transpose", "expand_dims", "random_wrap", "random_unwrap", "stop_gradient",
+    "expand_dims", "gather", "iota", "pad", "random_unwrap", "random_wrap", "reshape", "rev",
+    "scatter", "select_n", "slice", "split", "squeeze", "stack", "stop_gradient", "tile",
+    "transpose", "unstack",
 ))  # fmt: skip
 
 #: What compares data of any dtype in `_MOVED`.
