@@ -362,6 +362,21 @@ def test_numbers_in_turns():
     assert len(jax.live_arrays()) <= arrays + 2
 
 
+def test_a_number_that_stays_after_many_that_did_not():
+    """Calls go past the plans while each number is another one, and come back soon after."""
+    x = array(1)
+    scaled = jax.jit(lambda x, v: x * v)
+    for value in range(5000):
+        scaled(x, float(value))
+    for values in ([0.5], [1.5, 2.5, 3.5]):
+        for i in range(1200):
+            scaled(x, values[i % len(values)])
+        before = hits("jit")
+        for value in values * 5:
+            same(scaled, (x, value))
+        assert hits("jit") == before + 5 * len(values)
+
+
 SEEDED = {
     "fold_in": lambda i: jax.random.fold_in(jax.random.key(7), i),
     "fold_in, by name": lambda i: jax.random.fold_in(data=i, key=jax.random.PRNGKey(7)),

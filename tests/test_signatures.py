@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import random
@@ -20,6 +21,7 @@ import jaxmarshal
 from jaxmarshal import _counters, _plan
 
 FIFTY = 50
+HUNDRED = 100
 
 
 def array(*shape, dtype=np.float32):
@@ -231,3 +233,122 @@ def test_one_after_many():
     for _ in range(10):
         function(new)
     assert jit_counts() == (9, {"not_recorded": 1})
+
+
+def doubling():
+    """A function that compiles quickly, and arguments for a hundred signatures of it."""
+    return jax.jit(lambda x: jax.lax.add(x, x)), [array(n) for n in range(1, HUNDRED + 1)]
+
+
+def rotate(function, arrays):
+    """Call it with each array and check the results; (hits, misses)."""
+    jit_counts()
+    for x in arrays:
+        assert function(x).tolist() == [2] * len(x)
+    hits, reasons = jit_counts()
+    return hits, sum(reasons.values())
+
+
+def test_a_hundred_in_rotation():
+    """Each of a hundred signatures hits from its second call on, in any order."""
+    with jaxmarshal.installed("jit"):
+        function, arrays = doubling()
+        assert rotate(function, arrays) == (0, HUNDRED)
+        for _ in range(3):
+            random.Random(3).shuffle(arrays)
+            assert rotate(function, arrays) == (HUNDRED, 0)
+
+
+@contextlib.contextmanager
+def without_plans(_):
+    yield
+
+
+@contextlib.contextmanager
+def under_a_profiler(folder):
+    with jaxmarshal.installed("jit"), jax.profiler.trace(str(folder)):
+        yield
+
+
+@pytest.mark.parametrize("first", [without_plans, under_a_profiler])
+def test_a_hundred_that_jaxlib_knows(first, tmp_path):
+    """Those that jaxlib has answered by itself hit from the third call on, and new ones do, too."""
+    function, arrays = doubling()
+    with first(tmp_path):
+        for x in arrays:
+            function(x)
+    with jaxmarshal.installed("jit"):
+        for _ in range(2):    # the first is noted, the second asks JAX's Python function
+            assert rotate(function, arrays) == (0, HUNDRED)
+        for _ in range(2):
+            assert rotate(function, arrays) == (HUNDRED, 0)
+        new = [array(n) for n in range(HUNDRED + 1, HUNDRED + 5)]
+        assert rotate(function, new) == (0, 4)
+        assert rotate(function, arrays + new) == (HUNDRED + 4, 0)
+
+
+def test_a_hundred_that_jaxlib_knows_after_others():
+    """A function that has plans learns as quickly of the others that jaxlib knows."""
+    function, arrays = doubling()
+    rotate(function, arrays)
+    with jaxmarshal.installed("jit"):
+        some = arrays[:3]
+        for _ in range(3):
+            rotate(function, some)
+        for _ in range(2):
+            assert rotate(function, arrays[3:]) == (0, HUNDRED - 3)
+        assert rotate(function, arrays) == (HUNDRED, 0)
+
+
+def test_signatures_that_went_come_back():
+    """A plan that had to go is made once more, of what jaxlib knows, each time."""
+    before = _plan.limit_plans(8)
+    try:
+        function, arrays = doubling()
+        rotate(function, arrays[:7])
+        with jaxmarshal.installed("jit"):
+            for _ in range(2):
+                rotate(function, arrays[:7])
+            assert rotate(function, arrays[:7]) == (7, 0)
+            rotate(function, arrays[7:9])    # a quarter goes
+            assert rotate(function, arrays[:2]) == (0, 2)
+            rotate(function, arrays[:2])
+            assert rotate(function, arrays[:2]) == (2, 0)
+    finally:
+        _plan.limit_plans(before)
+
+
+def test_few_after_too_many():
+    """Signatures whose plans had to go come back when the others stop coming."""
+    before = _plan.limit_plans(8)
+    try:
+        with jaxmarshal.installed("jit"):
+            function, arrays = doubling()
+            for _ in range(3):
+                rotate(function, arrays)
+            for few in (arrays[:4], arrays[50:54]):
+                rotate(function, few * 20)
+                assert rotate(function, few * 5) == (20, 0)
+    finally:
+        _plan.limit_plans(before)
+
+
+def test_a_signature_without_a_plan_takes_nothing_from_others():
+    """What has no plan is left alone soon; new signatures are recorded all the same."""
+    def program(x):
+        if x.ndim == 2:
+            jax.debug.callback(lambda: None)
+        return jax.lax.add(x, x)
+
+    with jaxmarshal.installed("jit"):
+        function = jax.jit(program)
+        for _ in range(3000):
+            function(array(2, 2))
+        for n in range(1, 5):
+            x = array(n)
+            for _ in range(4):
+                function(array(2, 2))
+                function(x)
+            jit_counts()
+            function(x)
+            assert jit_counts() == (1, {})

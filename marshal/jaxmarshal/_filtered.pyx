@@ -24,7 +24,7 @@ from jaxmarshal._layout cimport words_are_vouched_for
 from jaxmarshal._method cimport (
     Method, PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
 )
-from jaxmarshal._plan cimport Plan, Plans, add_plan, nothing_fitted
+from jaxmarshal._plan cimport Plan, Plans, add_plan, nothing_fitted, start_afresh
 from jaxmarshal._rules cimport Rules, is_untouched
 from jaxmarshal._stats cimport (
     HIT, NOT_RECORDED, OBJECT_LAYOUT, REPLACED, TREE, UNSUPPORTED, count_hit, count_miss,
@@ -217,7 +217,7 @@ cdef class _Recorder(_Stand):
         result = self.function(*args)
         if plan is not None and not inner.dropped:
             add_plan(self.plans, plan, HIT)
-            self.plans.missed = 0
+            start_afresh(self.plans)
         return result
 
 
@@ -332,7 +332,7 @@ cdef PyObject* _call_plans(
         result = (<try_function>_try)(library, plans, context, &call, &reason)
         if result != NULL:
             count_hit(library.entry)
-            plans.missed = 0
+            start_afresh(plans)
             if wrapper.filter_warning:
                 _forget_warnings()
             return result

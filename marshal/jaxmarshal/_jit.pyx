@@ -27,7 +27,7 @@ from jaxmarshal._layout cimport words_are_vouched_for
 from jaxmarshal._method cimport (
     PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
 )
-from jaxmarshal._plan cimport nothing_fitted
+from jaxmarshal._plan cimport it_fitted, nothing_fitted
 from jaxmarshal._stats cimport (
     HOST_LEAVES, NOT_RECORDED, OBJECT_LAYOUT, answer, count_hit, count_miss, entries, entry_number,
     is_asked, number_now
@@ -61,8 +61,7 @@ cdef enum:    # for whom a function is accelerated
 BY_JIT, BY_PRIMITIVES, BY_FRONTS = _BY_JIT, _BY_PRIMITIVES, _BY_FRONTS
 
 cdef enum:
-    SOME_MISSES = 4        # in a row; then calls go past the plans for a while
-    SOME_NUMBERS = 24      # the same of calls whose numbers are not known, which may come in turns
+    SOME_MISSES = 4    # in a row; then calls go past the plans for a while
 
 cdef int _entry = entry_number("jit")
 cdef object _type = _reference.PjitFunction
@@ -141,12 +140,12 @@ cdef PyObject* _call(
         )
         if result != NULL:
             count_hit(_entry)
-            plans.missed -= plans.missed > 0
+            it_fitted(plans)
             return _noted(self, args, nargsf, names, result)
         if PyErr_Occurred() != NULL:
             return NULL
         if not is_asked():
-            nothing_fitted(plans, reason, SOME_NUMBERS if reason == HOST_LEAVES else SOME_MISSES)
+            nothing_fitted(plans, reason, SOME_MISSES)
     if reason == HOST_LEAVES:    # there is a plan, for scalars that stay the same
         count_miss(_entry, reason)
         return _call_reference(self, args, nargsf, names)

@@ -36,7 +36,11 @@ cdef int give_shared_plans(object function) except -1
 # Drop the plans of all that may share a cache of jaxlib with this function, which was cleared.
 cdef int clear_plans(object function) except -1
 
-# jaxlib has learnt a signature of the functions that jit `function`: a plan can be made of it.
+cdef enum:
+    FREE_FAILURES = 8    # to make a plan, in a row; then attempts become rarer
+
+# jaxlib has learnt a signature of the functions that jit `function`: a plan can be made of it, now
+# that it took a while anyway.
 cdef int expect_more(object function) except -1
 
 # Drop every plan, as `jax.clear_caches()` does.

@@ -4,7 +4,7 @@ import weakref
 
 from jaxmarshal._call cimport StaticRule
 from jaxmarshal._context cimport on_forget
-from jaxmarshal._plan cimport give_plans, plans_of, set_plans
+from jaxmarshal._plan cimport give_plans, plans_of, set_plans, start_afresh
 
 cdef object _all_plans = weakref.WeakSet()
 # id of a function -> (weak reference to it, [(options, may be shared, JitPlans)])
@@ -21,8 +21,10 @@ cdef int _clear(JitPlans plans) except -1:
     set_plans(plans, [])
     if plans.filtered is not None:
         set_plans(plans.filtered, [])
-        plans.filtered.skip = plans.filtered.failures = 0
-    plans.missed = plans.skip = plans.leave = plans.failures = 0
+        start_afresh(plans.filtered)
+        plans.filtered.failures = 0
+    start_afresh(plans)
+    plans.leave = plans.failures = 0
     plans.known.clear()
     return 0
 
@@ -111,8 +113,12 @@ cdef int clear_plans(object function) except -1:
 
 
 cdef int expect_more(object function) except -1:
+    cdef JitPlans plans
     for _, _, found in _by_function.get(id(function), (None, ()))[1]:
-        (<JitPlans>found).leave = 0
+        plans = <JitPlans>found
+        start_afresh(plans)
+        plans.leave = 0
+        plans.failures = min(plans.failures, FREE_FAILURES)
     return 0
 
 

@@ -26,10 +26,12 @@ from jaxmarshal._execute cimport flatten_for_plan, is_better_in_cpp
 from jaxmarshal._intake cimport jm_guard
 from jaxmarshal._jit_all cimport all_functions
 from jaxmarshal._jit_context cimport jit_context
-from jaxmarshal._jit_plans cimport JitPlans, expect_more, jit_info_of
+from jaxmarshal._jit_plans cimport FREE_FAILURES, JitPlans, expect_more, jit_info_of
 from jaxmarshal._make_plan cimport complete_plan, draft_plan, record_host_arguments
 from jaxmarshal._method cimport PyObject_Vectorcall, make_method, vectorcallfunc
-from jaxmarshal._plan cimport Plan, reason_of_miss, set_results, take_plan
+from jaxmarshal._plan cimport (
+    Plan, most_plans, reason_of_miss, set_results, start_afresh, take_plan
+)
 from jaxmarshal._records cimport is_ordinary_data
 from jaxmarshal._rules cimport bind_rules, is_untouched
 from jaxmarshal._scalars cimport narrows_silently, scalar_array
@@ -55,9 +57,7 @@ ctypedef PyObject* (*watch_function)(
 ) noexcept
 
 cdef enum:
-    FREE_FAILURES = 8     # to make a plan, in a row; then attempts become rarer
-    MOST_FAILURES = 18    # then one miss in 1023 is an attempt
-    MOST_KNOWN = 64       # signatures of one function that wait to be asked for
+    MOST_FAILURES = 18    # to make a plan, in a row; then one miss in 1023 is an attempt
 
 cdef object _result_handler = _reference.result_handler
 cdef object _fastpath_data = _reference.fastpath_data
@@ -137,16 +137,27 @@ cdef int _refuse(JitPlans plans, int reason) noexcept:
     return 0
 
 
+cdef bint _is_news(JitPlans plans, object signature) except -1:
+    """jaxlib has answered a call by itself: note that, for the next such call. 0 if it was noted.
+
+    A signature stays here until a plan was kept of it; where there are too many, the oldest goes,
+    and may come back.
+    """
+    if signature is None or signature in plans.known:
+        return False
+    while len(plans.known) >= most_plans:
+        plans.known.pop(next(iter(plans.known)), None)
+    plans.known[signature] = True
+    start_afresh(plans)    # there may be many, one after the other
+    return True
+
+
 cdef int _keep(JitPlans plans, Plan plan, jm_table* table, Recording recording) except -1:
     """The reference has performed the call: keep its plan, or try again later."""
     cdef int reason = NOT_RECORDED
     cdef bint complete = False
-    if not recording.asked and recording.signature is not None:
-        # jaxlib knows it: the next such call asks JAX's Python function instead, if it may.
-        if len(plans.known) >= MOST_KNOWN:
-            return _refuse(plans, reason)
-        if plans.known.setdefault(recording.signature, True):
-            return 0
+    if not recording.asked and _is_news(plans, recording.signature):
+        return 0    # the next such call asks JAX's Python function instead, if it may
     try:
         complete = recording.asked and _complete(plan, table, recording.data, &reason)
     except Exception:
@@ -155,8 +166,9 @@ cdef int _keep(JitPlans plans, Plan plan, jm_table* table, Recording recording) 
     if not complete:
         return _refuse(plans, reason)
     plans.failures = 0
-    plans.missed = 0
-    plans.skip = 0
+    start_afresh(plans)
+    if recording.signature is not None:
+        plans.known.pop(recording.signature, None)
     take_plan(plans, plan)
     return 0
 

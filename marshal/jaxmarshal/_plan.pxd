@@ -55,6 +55,7 @@ cdef class Plans:
     cdef int failures    # how often in a row no plan could be made
     cdef int missed      # calls in a row that no plan fitted
     cdef int skip        # calls to leave to the reference before the next attempt
+    cdef int skipped     # how many those were the last time
     cdef int refusal     # the `_stats.Reason` of the last failure
 
 # The plans of one owner, or None when it has none.
@@ -69,9 +70,23 @@ cdef inline int reason_of_miss(Plan plan, int refused, int reason) noexcept:
 cdef inline bint is_scalar(int kind) noexcept:
     return kind == JM_BOOL or kind == JM_INT or kind == JM_FLOAT
 
+# How many plans are kept of one owner: as many executables as jaxlib itself keeps.
+cdef Py_ssize_t most_plans
+
 # No plan fitted a call, for this reason: after more than `some` such calls in a row, calls go past
-# the plans for a while.
+# the plans for a while, which grows. Where numbers are in the way both are as `_plan` has them.
 cdef int nothing_fitted(Plans plans, int reason, int some) noexcept
+
+# Plans may fit again: calls do not go past them.
+cdef inline void start_afresh(Plans plans) noexcept:
+    plans.missed = plans.skip = plans.skipped = 0
+
+# A plan fitted a call.
+cdef inline void it_fitted(Plans plans) noexcept:
+    if plans.missed:
+        plans.missed -= 1
+        if not plans.missed:
+            plans.skipped = 0
 
 # Have a plan run the executable of another one under the same guards.
 cdef int run_the_same(Plan plan, Plan other) except -1

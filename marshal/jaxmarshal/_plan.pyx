@@ -53,11 +53,18 @@ cdef enum:
     SEEN_OFTEN = 2      # further calls with the same scalar
     MOST_SCALARS = 8    # values of one argument that are known at a time
     MOST_SEEN = 15      # so often, however often; then others take its place soon enough
-    MOST_SKIPPED = 63   # calls
+
+cdef enum:    # calls; see `nothing_fitted`
+    MOST_SKIPPED = 63
+    # A few numbers may come in turns, each of which is met some times before its array is kept. So
+    # there are more attempts in a row; for they are for nothing where all are new, less often.
+    SOME_NUMBERS = 24
+    MORE_NUMBERS = 12
+    MOST_SKIPPED_FOR_NUMBERS = 1023
 
 cdef bint _looks_for_donated = _reference.looks_for_donated
 cdef long long _runs = 0
-cdef Py_ssize_t _most_plans = 4096    # of one owner: as many executables as jaxlib itself keeps
+cdef Py_ssize_t most_plans = 4096
 
 
 cdef class Plan:
@@ -108,12 +115,15 @@ cdef int run_the_same(Plan plan, Plan other) except -1:
 
 
 cdef int nothing_fitted(Plans plans, int reason, int some) noexcept:
+    cdef int more = 1, most = MOST_SKIPPED    # attempts until calls go past the plans again
     if reason == GUARD or reason == DELETED:
         return 0    # a plan fitted, and something else was in the way
+    if reason == HOST_LEAVES:
+        some, more, most = SOME_NUMBERS, MORE_NUMBERS, MOST_SKIPPED_FOR_NUMBERS
     plans.missed += 1
     if plans.missed > some:
-        plans.missed = min(plans.missed, some + 10)
-        plans.skip = min(1 << (plans.missed - some), MOST_SKIPPED)
+        plans.missed = some + 1 - more
+        plans.skip = plans.skipped = min(2 * plans.skipped + 1, most)
         plans.refusal = reason
     return 0
 
@@ -201,8 +211,8 @@ cdef int take_plan(Plans plans, Plan plan) except -1:
     cdef list kept = plans.plans
     _runs += 1    # the reference has just run it
     plan.used = _runs
-    if len(kept) >= _most_plans:    # a quarter of them, for this takes a while
-        kept = sorted(kept, key=_last_run, reverse=True)[:_most_plans - (_most_plans + 3) // 4]
+    if len(kept) >= most_plans:    # a quarter of them, for this takes a while
+        kept = sorted(kept, key=_last_run, reverse=True)[:most_plans - (most_plans + 3) // 4]
     return set_plans(plans, [plan, *kept])
 
 
@@ -237,8 +247,8 @@ def live_owners() -> int:
 
 def limit_plans(n: int) -> int:
     """Keep at most so many plans of one owner; returns the limit until now. For tests."""
-    global _most_plans
-    before, _most_plans = _most_plans, n
+    global most_plans
+    before, most_plans = most_plans, n
     return before
 
 
@@ -294,7 +304,8 @@ cdef int _meet_scalar(Plan plan, jm_slot* slot) except -1:
     for i in range(MOST_SCALARS):
         other = <Scalar>known[i]
         if other.seen == 0:
-            known[i] = scalar
+            known.pop(i)    # that was met first; a few that come in turns all stay
+            known.append(scalar)
             return 0
     for item in known:
         (<Scalar>item).seen -= 1
