@@ -67,8 +67,7 @@ def compile_with_plans(function):
     return lambda x: dispatch.compiled_call(compiled, x)
 
 
-@pytest.mark.parametrize("place", [jax.device_put, spread])
-@pytest.mark.parametrize(
+BOTH = pytest.mark.parametrize(
     "make",
     [
         (jax.jit, jaxmarshal.jit),
@@ -76,6 +75,55 @@ def compile_with_plans(function):
     ],
     ids=["jit", "compiled"],
 )
+
+
+@BOTH
+def test_constants_of_numpy_that_are_edited(make):
+    """Data of the host are placed as often as in JAX: what is written later is seen as there."""
+    weak = jax.lax.full((4096,), 1.0)    # of another aval, which a Compiled takes as well
+    assert weak.weak_type
+    arrays = [jnp.ones(4096), weak]
+    if make[0] is jax.jit:
+        arrays.append(jnp.ones((1, 4096)))
+    found = []
+    for wrap in make:
+        constant = DATA.copy()
+        function = wrap(lambda x, c=constant: x + c)
+        outcomes = []
+        jaxmarshal.reset_stats()
+        for value, order in ((100, arrays), (200, arrays[::-1])):
+            for x in order:
+                outcomes += [observe(function, x)[0][:3] for _ in range(4)]
+                constant[:] = value
+                outcomes += [observe(function, x)[0][:3] for _ in range(4)]
+        found.append(outcomes)
+        hits = sum(jaxmarshal.stats()[name]["hits"] for name in ("jit", "compiled_call"))
+    assert found[0] == found[1]
+    assert hits >= 16
+
+
+@BOTH
+def test_constants_of_numpy_are_on_the_device_once(make):
+    """However many plans there are, there are as many arrays on the device as in JAX."""
+    found = []
+    for wrap in make:
+        constant = DATA.copy()
+        function = wrap(lambda x, c=constant: x + c)
+        function(jnp.ones(4096)).block_until_ready()
+        gc.collect()
+        before = len(jax.live_arrays())
+        for i in range(6):
+            x = jnp.ones((i + 1, 4096)) if make[0] is jax.jit else jax.lax.full((4096,), 1.0 * i)
+            for _ in range(3):
+                function(x).block_until_ready()
+        del x
+        gc.collect()
+        found.append(len(jax.live_arrays()) - before)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("place", [jax.device_put, spread])
+@BOTH
 def test_deleted_constants(make, place):
     """Constants that are deleted, before or after a plan was made, are the reference's error."""
     for when in (0, 1, 3):

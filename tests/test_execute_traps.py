@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
 import threading
+import warnings
 import weakref
 
 import jax
@@ -533,3 +535,36 @@ def test_trap_5_deleted_while_others_are_placed():
             gc.callbacks.remove(delete)
     assert outcomes <= {881.0, "deleted"}
     assert 881.0 in outcomes
+
+
+HUGE = np.full(8, 1e300)
+
+
+@pytest.mark.parametrize("shown", ["always", "default", "once", "error", "ignore"])
+@pytest.mark.parametrize("beside", [0, 120])
+@pytest.mark.parametrize("data", [HUGE, 1e300, np.float64(1e300)], ids=["array", "float", "scalar"])
+def test_trap_20_warnings_of_conversions(shown, beside, data):
+    """Trap 20: data whose conversion warns do so from where they do in JAX, and as often."""
+    arrays = [jnp.full(2, n, jnp.float32) for n in range(beside)]
+    found = []
+    jaxmarshal.uninstall()
+    for place in (contextlib.nullcontext, jaxmarshal.installed):
+        with place():
+            x = np.ones(np.shape(data), np.float32)
+            compiled = jax.jit(lambda x, others: [x + 1, *others]).lower(x, arrays).compile()
+            compiled(x, arrays), compiled(x, arrays)
+            for module in list(sys.modules.values()):
+                getattr(module, "__warningregistry__", {}).clear()
+            outcomes = []
+            jaxmarshal.reset_stats()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter(shown)
+                for _ in range(4):
+                    outcomes.append(observe(compiled, data, arrays)[0][:2])
+                    outcomes.append(observe(compiled, x, arrays)[0][:2])
+        found.append((
+            [str(o) for o in outcomes],
+            [(w.category, str(w.message), w.filename, w.lineno) for w in caught],
+        ))  # fmt: skip
+    assert found[0] == found[1]
+    assert counts()[0] == (4 if beside else 0)    # the data that say nothing, among many arrays

@@ -80,6 +80,24 @@ def test_functions_of_before():
     assert jit_counts() == (0, {})
 
 
+@pytest.mark.parametrize("function", [jnp.sin, jnp.arctan2, jnp.real], ids=lambda f: f.__name__)
+def test_functions_of_jax_numpy(function):
+    """What JAX itself jitted when it was imported hits in each call once it is warm."""
+    assert type(function) is PjitFunction
+    x = jax.device_put(X)
+    args = (x, x) if function is jnp.arctan2 else (x,)
+    wanted = function(*args).tolist()
+    with jaxmarshal.installed("jit"):
+        for _ in range(3):
+            function(*args)
+        jit_counts()
+        for _ in range(20):
+            assert function(*args).tolist() == wanted
+        assert jit_counts() == (20, {})
+    function(*args)
+    assert jit_counts() == (0, {})
+
+
 def test_nothing_is_traced_again():
     """A warm function whose trace JAX has dropped is left to jaxlib, which has what it compiled."""
     x = jax.device_put(X)

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from child import run_code
 from jitted import Fussy, add_one, counting, on, warm
+from support import DEBUG
 from twins import Twins, jit_counts
 
 import jaxmarshal
+from jaxmarshal import _counters
 
 # --- 11: lifetimes -------------------------------------------------------------------------------
 
@@ -308,3 +310,30 @@ def test_polymorphic_custom_nodes_hit():
         for args in calls:
             twins.fast(*args)
     assert jit_counts() == (12, {})
+
+
+@pytest.mark.skipif(not DEBUG, reason="the counters exist in the debug build only (make debug)")
+@pytest.mark.parametrize("how", ["functions", "clear_cache", "clear_caches"])
+def test_trap_11_counters_of_plans(how):
+    """Trap 11: when functions with plans have died, or were cleared, no plan is left."""
+    def plans():
+        gc.collect()
+        return _counters.snapshot()["live_plans"]
+
+    before = plans()
+    with jaxmarshal.installed("jit"):
+        functions = [jax.jit(add_one(), static_argnames=()) for _ in range(3)]
+        functions += [jaxmarshal.jit(lambda x, n: x + n, static_argnums=1) for _ in range(2)]
+        for i, function in enumerate(functions):
+            for n in range(1, 7):
+                for _ in range(3):
+                    function(jnp.ones(n, jnp.float32), *[n] * (i > 2))
+        assert plans() >= before + 30
+        if how == "clear_cache":
+            for function in functions:
+                function.clear_cache()
+        elif how == "clear_caches":
+            jax.clear_caches()
+        else:
+            del function, functions
+        assert plans() <= before

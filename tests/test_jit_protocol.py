@@ -127,6 +127,31 @@ def test_setting_attributes():
     assert found[0] == found[1]
 
 
+def test_the_type_is_no_base():
+    """No class can be made of the type, and the error is JAX's."""
+    found = [outcome(type, "Sub", (type(f),), {}) for f in both(lambda: documented)]
+    with jaxmarshal.installed("jit"):
+        found.append(outcome(type, "Sub", (type(jax.jit(documented)),), {}))
+    assert found[0][0] is TypeError and "base type" in found[0][1]
+    assert found[0] == found[1] == found[2]
+
+
+def test_setting_what_is_called():
+    """`f.__call__ = ...` sets an attribute, or fails, and calls go on as before."""
+    x, found = jnp.asarray(X), []
+    for function in both(lambda: lambda x: x + 1):
+        function(x)
+        other = lambda x: x + 100    # noqa: E731
+        outcomes = [outcome(setattr, function, "__call__", other)]
+        outcomes += [function(x).tolist() for _ in range(3)]
+        outcomes += [function.__call__ is other, outcome(function.__call__, x).tolist()]
+        outcomes.append(outcome(delattr, function, "__call__"))
+        outcomes += [function(x).tolist(), function.__call__(x).tolist()]
+        found.append(outcomes)
+    assert found[0] == found[1]
+    assert jit_counts()[0] >= 4
+
+
 def test_wraps():
     """`functools.wraps` over it, and wrappers that look through it."""
     for function in both(lambda: documented):
