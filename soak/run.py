@@ -86,6 +86,10 @@ PARTS = [
     Part(
         "spawned workers", 0.1, ["workers.py", "spawn", "--seconds", "{seconds}"], short=False
     ),
+    Part(
+        "jitted functions, 8 threads, one process forked", 0.2,
+        ["jitted.py", "--seconds", "{seconds}"],
+    ),
     Part("allocations that fail", 0.3, ["faults.py", "--most", "{most}"]),
 ]  # fmt: skip
 
