@@ -59,8 +59,7 @@ class Case:
       devices: how many the work is spread over.
       least_speedup: reference / jaxmarshal has to be at least this, or None.
       most_over_floor: jaxmarshal / floor may be at most this, or None.
-      hits: does the call take the fast path? A refused call has to miss. None where the entry
-        point is not on its way, and has to see nothing of it.
+      hits: does the call take the fast path? A refused call has to miss.
       watched: is it asserted which path the call takes? Not where a call is there for what it is,
         whatever happens to it.
       quick: is it part of the quick selection?
@@ -74,7 +73,7 @@ class Case:
     devices: int = 1
     least_speedup: float | None = None
     most_over_floor: float | None = None
-    hits: bool | None = True
+    hits: bool = True
     watched: bool = True
     quick: bool = False
 

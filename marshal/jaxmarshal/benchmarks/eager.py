@@ -71,10 +71,12 @@ def eager_cases() -> Iterator[Case]:
             least_speedup=speedup, quick=name in ("lax.add", "x[0]"),
         )  # fmt: skip
     # One jitted function each, which JAX made before anybody could install anything.
-    for name, function, make in (("x + x", add, two), ("jnp.sin", jnp.sin, one)):
+    for name, entry, function, make in (
+        ("x + x", "functions", add, two), ("jnp.sin", "jit", jnp.sin, one),
+    ):
         yield Case(
-            name, "bind", partial(_operation, function, make), leaves[make],
-            least_speedup=1 / 1.03, hits=None,
+            name, entry, partial(_operation, function, make), leaves[make],
+            least_speedup=1 / 1.03,
         )  # fmt: skip
     yield Case("lax.add, blocking", "functions", lambda: _operation(_add, two).blocking(), 2)
 

@@ -60,7 +60,7 @@ def check_path(case: Case, sides: Sides) -> None:
     gained = (after["hits"] - before["hits"], after["misses"] - before["misses"])
     if not case.watched:
         return
-    expected = {True: (5, 0), False: (0, 5), None: (0, 0)}[case.hits]
+    expected = (5, 0) if case.hits else (0, 5)
     if gained != expected:
         raise WrongPath(f"{case.name}: {gained} hits and misses in 5 calls, not {expected}")
 
