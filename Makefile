@@ -44,7 +44,7 @@ ON_PLUGIN := PJRT_NAMES_AND_LIBRARY_PATHS=xcpu:$(abspath $(PLUGIN))
 PLUGIN_TESTS := tests/test_backends.py tests/test_layout.py tests/test_execute_traps.py \
 	tests/test_execute_differential.py tests/test_jit_guard.py tests/test_jit_differential.py \
 	tests/test_eager_differential.py tests/test_eager_traps.py tests/test_device_put_differential.py \
-	tests/test_device_put_data.py tests/test_stepping_aside.py
+	tests/test_device_put_data.py tests/test_stepping_aside.py tests/test_packing.py
 
 NEVER_SLOWER = $(VENV)/bin/python -m jaxmarshal bench --never-slower --quick --seconds 0.3 $(ARGS)
 

@@ -24,6 +24,7 @@ from support import column_major, named
 import jaxmarshal
 from jaxmarshal import Packed, carry, pack
 from jaxmarshal.packing import _host
+from jaxmarshal.packing._carry import Carry
 
 DTYPES = [
     np.float32, np.float16, jnp.bfloat16, np.int32, np.int8, np.uint16, np.bool_, np.complex64,
@@ -76,8 +77,15 @@ arrays = st.builds(
     make, st.sampled_from(DTYPES), st.sampled_from([(), (0,), (3,), (2, 3), (2, 0, 1), (5, 1)]),
     st.integers(0, 3),
 )  # fmt: skip
+@functools.cache
+def shared(n):
+    """One of a few arrays that occur in several places, and in several trees."""
+    return make(DTYPES[n], (2, n), n)
+
+
 leaves = st.one_of(
     arrays,
+    st.builds(shared, st.integers(0, 2)),
     st.builds(lambda n: jnp.asarray(n), st.sampled_from([1, 1.5, 2j, True])),    # weakly typed
     st.builds(lambda n: jax.random.key(n), st.integers(0, 3)),
     st.builds(lambda n: jax.random.split(jax.random.key(n, impl="rbg"), 2), st.integers(0, 3)),
@@ -256,6 +264,23 @@ def test_what_stays_loose():
     assert repr(pack(small, least=5)).endswith("0 buffers + 4 arrays)")
 
 
+@pytest.mark.parametrize("kind", ["pinned_host", "unpinned_host"])
+def test_other_memory(kind):
+    """What is not in the default memory stays there, loose, beside what is packed."""
+    device = jax.devices()[0]
+    if kind not in {memory.kind for memory in device.addressable_memories()}:
+        pytest.skip("no such memory here")
+    if kind == device.default_memory().kind:
+        pytest.skip("the default memory here")
+    there = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+    tree = {"there": [jax.device_put(np.full(3, i), there) for i in range(4)]}
+    tree["here"] = [make(np.int32, (3,), i) for i in range(4)]
+    packed = pack(tree)
+    assert repr(packed).endswith("1 buffers + 4 arrays)")
+    assert all(a is b for a, b in zip(packed.unpack()["there"], tree["there"], strict=True))
+    assert_same(tree, packed.unpack())
+
+
 def test_placements():
     """Copies on several devices stay so, and groups of several placements are unpacked as such."""
     where = NamedSharding(jax.sharding.Mesh(np.asarray(jax.devices()), ("x",)), PartitionSpec())
@@ -292,8 +317,79 @@ def test_carry(donate):
     for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(state.unpack()), strict=True):
         assert bits(x)[:3] == bits(y)[:3]
         assert np.allclose(x, y, rtol=1e-6)
+
+
+def test_after_clear_caches():
+    """Steps, leaves and whole trees are what they were before JAX forgot what it had compiled."""
+    tree, fast = [make(np.int32, (3,), i) for i in range(12)], carry(update)
+    packed, expected = pack(tree), update(tree)
+    before = fast(packed)
     jax.clear_caches()
-    assert type(fast(state, jnp.int32(1))[0]) is Packed
+    for state in (fast(packed), fast(tree), packed.like(expected), before):
+        assert_same(expected, state.unpack())
+        assert_same(expected[5], state[5])
+    jax.clear_caches()
+    assert_same(update(expected), fast(before).unpack())
+
+
+@pytest.fixture
+def slow_calls(monkeypatch):
+    """A list that grows with each call of a carry that goes through Python."""
+    calls, any_call = [], Carry._any_call
+    monkeypatch.setattr(
+        Carry, "_any_call", lambda *args, **keywords: calls.append(1) or any_call(*args, **keywords)
+    )
+    return calls
+
+
+@pytest.mark.parametrize("donate", [False, True])
+@pytest.mark.parametrize("least", [1, 100])
+def test_calls_like_one_before(slow_calls, donate, least):
+    """Only the first call with a carry goes through Python, whatever the other arguments are."""
+
+    def step(tree, *more, k=0):
+        return update(tree, sum(map(jnp.sum, more)) + k), (k, len(more))
+
+    fast, plain = carry(step, donate=donate, least=least), jax.jit(step)
+    tree = expected = [make(np.int32, (3,), i) for i in range(3)]
+    state = tree = jax.tree.map(jnp.copy, tree)
+    calls = (
+        ((), {}), ((jnp.int32(1),), {}), ((np.arange(3), 2), {}), ((), {"k": 4}), ((3,), {"k": 4}),
+        ((1,) * 15, {}), ((1,) * 14, {"k": 4}),
+    )  # fmt: skip
+    for args, keywords in calls:
+        state, out = fast(state, *args, **keywords)
+        expected, other = plain(expected, *args, **keywords)
+        assert_same(expected, state.unpack())
+        assert_same(other, out)
+    assert len(slow_calls) == 1
+    for args, keywords in (((1,) * 16, {}), ((1,) * 15, {"k": 4}), ((1,) * 40, {"k": 4})):
+        state, out = fast(state, *args, **keywords)    # more arguments than there is room for
+        expected, other = plain(expected, *args, **keywords)
+        assert_same(expected, state.unpack())
+        assert_same(other, out)
+    assert len(slow_calls) == 4
+    fast.clear_cache()
+    for _ in range(2):
+        state, expected = fast(state)[0], plain(expected)[0]
+        assert_same(expected, state.unpack())
+    assert len(slow_calls) == 5
+
+
+def test_wrong_calls():
+    """They are errors of Python, before anything is computed and afterwards."""
+    step = carry(lambda tree, x: tree)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'state'"):
+            step()
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'state'"):
+            step(tree=1)
+        state = step([jnp.ones(2)] * 4, 1)
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+            step(state)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'y'"):
+            step(state, 1, y=2)
+        assert_same(step(state, 1).unpack(), step.__call__(state, 1).unpack())
 
 
 def test_a_consumed_carry():
@@ -309,6 +405,61 @@ def test_a_consumed_carry():
     with pytest.raises(RuntimeError, match="deleted or donated"):
         step(shared)
     assert_same(update(model()), after.unpack())
+    last = step(after)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="this Packed was donated"):
+            step(after)
+    assert_same(update(update(model())), last.unpack())
+
+
+def test_donation_within_transformations():
+    """Nothing is donated there, so that a carry may be used again."""
+    step = carry(lambda tree: [2 * x for x in tree], donate=True)
+
+    def twice(tree):
+        state = step(tree)
+        once = step(state)
+        return once.unpack(), step(state).unpack()
+
+    tree = [make(np.int32, (3,), i) for i in range(4)]
+    assert_same(([4 * x for x in tree],) * 2, jax.jit(twice)(tree))
+
+
+def test_donation_and_host_data():
+    """Both at once: the carry is consumed, host data stay as they are."""
+    fast = carry(lambda tree, batch: (update(tree, batch["k0"].sum()), batch), donate=True,
+                 pack_host=True)    # fmt: skip
+    tree = [make(np.int32, (3,), i) for i in range(4)] + [jnp.zeros(10_000, jnp.int32)]
+    batch = {f"k{i}": np.arange(8, dtype=np.int32) + i for i in range(9)}
+    state = pack(jax.tree.map(jnp.copy, tree))
+    for _ in range(3):
+        before, arrays = state, jax.tree.leaves(state)
+        state, out = fast(state, batch)
+        assert all(x.is_deleted() for x in arrays)
+        with pytest.raises(RuntimeError, match="this Packed was donated"):
+            fast(before, batch)
+        tree = update(tree, batch["k0"].sum())
+        assert_same(jax.tree.map(jnp.asarray, batch), out)
+        batch["k0"][0] += 1
+    assert_same(tree, state.unpack())
+
+
+@pytest.mark.parametrize("kind", ["carry", "jit"])
+def test_one_transfer(kind, capfd):
+    """JAX itself says how often host data go to a device: once, and not nine times."""
+    if kind == "carry":
+        fast = carry(lambda tree, batch: (tree, batch), pack_host=True)
+    else:
+        fast = jaxmarshal.jit(lambda tree, batch: (tree, batch), pack_host=True)
+    plain = jax.jit(lambda tree, batch: (tree, batch))
+    tree = pack([jnp.ones(2)] * 4)
+    batch = {f"k{i}": np.arange(8, dtype=np.float32) + i for i in range(9)}
+    for function, count in ((plain, 9), (fast, 1)):
+        function(tree, batch)
+        capfd.readouterr()
+        with jax.transfer_guard_host_to_device("log"):
+            function(tree, batch)
+        assert capfd.readouterr().err.count("host-to-device transfer") == count
 
 
 def test_errors_name_the_leaf():
@@ -506,6 +657,13 @@ def test_deleted_buffers():
         carry(update)(packed)
     with pytest.raises(RuntimeError, match="deleted"):
         packed.unpack()
+    step = carry(update)
+    for least in (1, 100):
+        packed = step(pack([jnp.ones(2)] * 4, least=least))
+        step(packed)
+        jax.tree.leaves(packed)[0].delete()
+        with pytest.raises(RuntimeError, match="an array of this carry was deleted"):
+            step(packed)
 
 
 def test_threads(monkeypatch):

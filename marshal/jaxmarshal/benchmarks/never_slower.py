@@ -45,6 +45,9 @@ QUICK = {
     "eager": ("neg_p.bind", "lax.add", "x[0]", "jnp.zeros(3)", "x + x"),
     "survey": ("x.sum()", "jnp.where", "x[mask]", "jnp.einsum", "nn.relu"),
     "asarray": ("jnp.asarray(np f32[8])", "jnp.array(np f32[8])"),
+    "packed": ("2 × f32[8], not packed", "2 × f32[8], not packed, donated",
+               "4 × f32[64,64], not packed", "4 × f32[64,64], not packed, donated",
+               "7 of several dtypes, not packed", "4 × f32[8]", "4 × f32[8], donated"),
 }  # fmt: skip
 
 #: The rows of `doctor --check`.

@@ -16,10 +16,19 @@ import numpy as np
 import jaxmarshal
 from jaxmarshal.benchmarks.case import Call, Case, Sides
 
+#: (dtype, shape) of each leaf.
+Leaves = tuple[tuple[Any, tuple[int, ...]], ...]
+
+#: Of every kind so few that nothing is packed.
+_SEVERAL: Leaves = (
+    *[(jnp.float32, (8,))] * 3, *[(jnp.int32, (8,))] * 2, (jnp.bfloat16, (8,)),
+    (jnp.float32, (64, 64)),
+)  # fmt: skip
+
 
 def _half_way(state: Any) -> Any:
     """Elementwise, and it leaves ones alone; the second result is the same packed and not."""
-    state = [x * 0.5 + 0.5 for x in state]
+    state = [(x * 0.5 + 0.5).astype(x.dtype) for x in state]
     return state, state[0]
 
 
@@ -33,12 +42,12 @@ def _loop(function: Callable[..., Any], state: Any, *arguments: Any) -> Call:
     return call
 
 
-def _fed_back(count: int, shape: tuple[int, ...], donate: bool) -> Sides:
+def _fed_back(leaves: Leaves, donate: bool) -> Sides:
     plain = jax.jit(_half_way, donate_argnums=0 if donate else ())
     packed = jaxmarshal.carry(_half_way, donate=donate)
 
     def state() -> list[Any]:
-        return [jnp.ones(shape, jnp.float32) for _ in range(count)]
+        return [jnp.ones(shape, dtype) for dtype, shape in leaves]
 
     return Sides(_loop(plain, state()), _loop(packed, state())).blocking()
 
@@ -56,14 +65,26 @@ def _batch(count: int) -> Sides:
     ).blocking()
 
 
+def _states() -> Iterator[tuple[str, Leaves, tuple[float | None, float | None]]]:
+    """(name, leaves, least speed-up if not donated and if donated) of each state."""
+    yield "2 × f32[8], not packed", ((jnp.float32, (8,)),) * 2, (0.98, 0.98)
+    yield "4 × f32[64,64], not packed", ((jnp.float32, (64, 64)),) * 4, (0.98, 0.98)
+    yield "7 of several dtypes, not packed", _SEVERAL, (0.98, 0.98)
+    for count, shape, least in (
+        (4, (8,), (1.0, 1.0)), (100, (8,), (None, None)), (300, (16, 16), (None, None)),
+        (1000, (8,), (None, None)), (200, (64, 64), (None, None)),
+    ):  # fmt: skip
+        text = ",".join(map(str, shape))
+        yield f"{count} × f32[{text}]", ((jnp.float32, shape),) * count, least
+
+
 def packed_cases() -> Iterator[Case]:
     """Packed carries, with few and many leaves, small and not so small."""
-    for count, shape in ((4, (8,)), (100, (8,)), (300, (16, 16)), (1000, (8,)), (200, (64, 64))):
-        text = ",".join(map(str, shape))
+    for name, leaves, least in _states():
         for donate in (False, True):
             yield Case(
-                f"{count} × f32[{text}]{', donated' if donate else ''}", "jit",
-                partial(_fed_back, count, shape, donate), leaves=count,
-                quick=count == 100 and not donate,
+                f"{name}{', donated' if donate else ''}", "jit",
+                partial(_fed_back, leaves, donate), leaves=len(leaves),
+                least_speedup=least[donate], quick=name == "100 × f32[8]" and not donate,
             )  # fmt: skip
     yield Case("batch of 9 numpy in one buffer", "jit", partial(_batch, 9), leaves=9, hits=False)

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from jaxmarshal import api
+from jaxmarshal._carried import CarryCall, called_directly
 from jaxmarshal.packing import _forms
 from jaxmarshal.packing._agree import agreed
 from jaxmarshal.packing._groups import HOST_TYPES, LEAST, THRESHOLD, flat_sharding
 from jaxmarshal.packing._host import Form, Forms, Statics
 from jaxmarshal.packing._named import completed, positional
-from jaxmarshal.packing._packed import Packed, children_of, consume, pack, packed_of
+from jaxmarshal.packing._packed import Packed, children_of, pack, packed_of
 from jaxmarshal.packing._plan import Plan
 
 _Tracer = jax.core.Tracer
@@ -93,42 +94,38 @@ def _static(step: Any, argnums: Any, argnames: Any) -> tuple[tuple[int, ...], tu
     return positions, names
 
 
-class Carry:
-    """What `carry` returns: a function from `Packed` to `Packed`."""
+class Carry(CarryCall):
+    """What `carry` returns: a function from `Packed` to `Packed`.
+
+    A call like one before is made by `CarryCall` alone.
+    """
 
     def __init__(self, step: Callable[..., Any], options: _Options) -> None:
+        super().__init__(Packed, options.donate, not options.pack_host, _explain_deleted)
         functools.update_wrapper(self, step)
         self._step = step
         self._options = options
-        self._donate = options.donate
-        self._pack_host = options.pack_host
-        self._runs: dict[Any, Any] = {}    # by plan and placement
         self._forms = Forms()
         self._statics = Statics(
             frozenset(i - 1 for i in options.static_argnums), options.static_argnames
         )
         self._lock = threading.Lock()
 
-    def __call__(self, state: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _any_call(self, state: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Make the first call of a kind, or one with a tree or with host data to be packed."""
         packed = state if type(state) is Packed else self._packed(state)
-        children = packed._children
-        if type(children) is not tuple:
-            children = children_of(packed)    # which says that they are consumed
+        children = children_of(packed)
         key = packed._key or _key_of(packed)
+        run, given = self._run_for(key, args, kwargs)
         try:
-            if self._pack_host:
-                run, host = self._with_host(key, args, kwargs)
-                result, rest = run(children, *args, **kwargs) if host is None else run(
-                    children, *host
-                )
-            else:
-                run = self._runs.get(key) or self._make(key)
-                result, rest = run(children, *args, **kwargs)
+            result, rest = run(children, *args, **kwargs) if given is None else run(
+                children, *given
+            )
         except (RuntimeError, ValueError) as error:
             _explain_deleted(children, error)
             raise
         if self._donate and not (result and isinstance(result[0], _Tracer)):
-            consume(packed)
+            packed._children = None    # whoever uses it from now on is told
         carried = packed_of(result, packed._plan, key)
         return (carried, rest[0]) if rest else carried
 
@@ -140,13 +137,10 @@ class Carry:
     def lower(self, state: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Lower the executable for these arguments, as `jax.jit(f).lower` does."""
         packed = state if type(state) is Packed else self._packed(state)
-        key = packed._key or _key_of(packed)
-        if self._options.pack_host:
-            run, host = self._with_host(key, args, kwargs)
-            if host is not None:
-                return run.lower(children_of(packed), *host)
-        run = self._runs.get(key) or self._make(key)
-        return run.lower(children_of(packed), *args, **kwargs)
+        run, given = self._run_for(packed._key or _key_of(packed), args, kwargs)
+        if given is None:
+            return run.lower(children_of(packed), *args, **kwargs)
+        return run.lower(children_of(packed), *given)
 
     def clear_cache(self) -> None:
         """Drop what was compiled."""
@@ -162,18 +156,18 @@ class Carry:
         tree = jax.tree.map(lambda x: jnp.array(x) if isinstance(x, HOST_TYPES) else x, tree)
         return pack(tree, threshold=self._options.threshold, least=self._options.least)
 
-    # --- Host data --------------------------------------------------------------------------------
-
-    def _with_host(self, key: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """(the compiled function, its arguments after the children or None for the call's own)."""
-        dynamic, statics, where = self._statics.apart(args, kwargs)
-        form, words, others = self._forms.gather(dynamic)
-        if words is None:
-            return self._runs.get(key) or self._make(key), None
-        run = self._runs.get((key, form, where)) or self._make(key, form, where, len(statics))
-        return run, (words, others, *statics)
-
     # --- Compiling --------------------------------------------------------------------------------
+
+    def _run_for(self, key: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """(the compiled function, its arguments after the children or None for the call's own)."""
+        if self._options.pack_host:
+            dynamic, statics, where = self._statics.apart(args, kwargs)
+            form, words, others = self._forms.gather(dynamic)
+            if words is not None:
+                run = self._runs.get((key, form, where))
+                run = run or self._make(key, form, where, len(statics))
+                return run, (words, others, *statics)
+        return self._runs.get(key) or self._make(key), None
 
     def _make(
         self, key: Any, form: Form | None = None, where: Any = None, statics: int = 0
@@ -236,7 +230,7 @@ def _key_of(packed: Packed) -> Any:
     The latter only where XLA could choose, which on one device it cannot.
     """
     places = []
-    for buffer in packed._children[: len(packed._plan.groups)]:
+    for buffer in children_of(packed)[: len(packed._plan.groups)]:
         known = isinstance(buffer, jax.Array) and not isinstance(buffer, _Tracer)
         sharding = flat_sharding(buffer.sharding) if known else None
         places.append(None if isinstance(sharding, SingleDeviceSharding) else sharding)
@@ -254,3 +248,6 @@ def _explain_deleted(children: Any, error: Exception) -> None:
                 "an array of this carry was deleted or donated: go on with the Packed that the "
                 "last call returned, or make the carry with donate=False"
             ) from error
+
+
+called_directly(Carry)

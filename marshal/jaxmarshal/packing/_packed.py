@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey, SequenceKey, keystr
 
+from jaxmarshal._carried import Carried, carried_of
 from jaxmarshal.packing import _move
 from jaxmarshal.packing._forms import parts_in, piece_of
 from jaxmarshal.packing._groups import LEAST, THRESHOLD, groups_of, is_key
@@ -18,7 +19,7 @@ from jaxmarshal.packing._plan import Plan, Slot, plan_for
 _ARRAYS = (jax.Array, np.ndarray)
 
 
-class Packed:
+class Packed(Carried):
     """A tree whose small leaves are in a few flat buffers; made by `jaxmarshal.pack`.
 
     It is a pytree itself: its children are the buffers and the leaves that were left alone, so it
@@ -30,10 +31,9 @@ class Packed:
     a subtree and has `unpack()` too. Names that Packed has itself are reached by `unpack()` only.
     """
 
-    __slots__ = ("__weakref__", "_children", "_key", "_plan")
+    __slots__ = ()
 
-    _children: tuple[Any, ...]
-    _key: Any    # what a carry finds its executable by, once it is known
+    _children: tuple[Any, ...] | None    # None once they were donated
     _plan: Plan
 
     def __init__(self) -> None:
@@ -75,8 +75,7 @@ class Packed:
                     raise ValueError(f"like: expected an array of {piece.shape}, not {leaf!r}")
             if len({leaf.dtype for leaf in group if not is_key(leaf)}) > 1:
                 raise ValueError("like: leaves that share a buffer have several dtypes")
-        old = () if type(self._children) is _Consumed else self._children
-        buffers = _move.rejoined(old, groups, parts_in(plan.pieces))
+        buffers = _move.rejoined(self._children or (), groups, parts_in(plan.pieces))
         return packed_of(plan.children(leaves, buffers), plan)
 
     def __getitem__(self, key: Any) -> Any:
@@ -93,40 +92,22 @@ class Packed:
     def __repr__(self) -> str:
         count, children = len(self._plan.groups), self._children
         leaves = f"{self._plan.treedef.num_leaves} leaves"
-        if type(children) is _Consumed:
+        if children is None:
             return f"Packed({leaves}: consumed)"
         size = sum(int(getattr(child, "nbytes", 0)) for child in children)
         counts = (f"{count} buffers", f"{len(children) - count} arrays")
         return f"Packed({leaves}, {_bytes(size)}: {counts[0]} + {counts[1]})"
 
 
-class _Consumed:
-    """In the place of children that were donated."""
-
-    __slots__ = ()
-
-
-_CONSUMED = _Consumed()
-_new = object.__new__
-
-
 def packed_of(children: tuple[Any, ...], plan: Plan, key: Any = None) -> Packed:
     """A `Packed` of these children."""
-    packed: Packed = _new(Packed)
-    packed._children = children
-    packed._plan = plan
-    packed._key = key
+    packed: Packed = carried_of(Packed, children, plan, key)
     return packed
-
-
-def consume(packed: Packed) -> None:
-    """Let go of children that were donated: whoever uses it from now on is told."""
-    packed._children = _CONSUMED    # type: ignore[assignment]
 
 
 def children_of(packed: Packed) -> tuple[Any, ...]:
     children = packed._children
-    if type(children) is _Consumed:
+    if children is None:
         raise RuntimeError(
             "this Packed was donated to a call of a carry, and its arrays are gone: go on with "
             "the one that the call returned, or make the carry with donate=False"

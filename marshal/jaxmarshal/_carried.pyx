@@ -1,0 +1,123 @@
+"""The call of a carry: its compiled function is given what is carried, and makes the next.
+
+A state of few arrays gains nothing by being packed, so its call must cost no more than one of
+`jax.jit` does: what Python would do around it is done here.
+"""
+
+cimport cython
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.string cimport memcpy
+
+from jaxmarshal._errors cimport propagate
+from jaxmarshal._method cimport (
+    PyObject_Vectorcall, PyVectorcall_NARGS, jm_use_vectorcall, vectorcallfunc
+)
+
+from jaxmarshal import _reference
+
+cdef extern from *:
+    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
+    PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
+
+cdef enum:
+    MOST = 16    # arguments of a call that is made here
+
+cdef object _array_type = _reference.ArrayImpl
+cdef object _tracer_type = _reference.Tracer
+cdef tuple _nothing = ()
+
+
+@cython.auto_pickle(False)
+cdef class Carried:
+    """Arrays that a carry is given and gives back."""
+
+
+@cython.auto_pickle(False)
+cdef class CarryCall:
+    """A function from one `Carried` to the next."""
+
+    def __init__(self, made, donate, direct, explain):
+        self.implementation = <vectorcallfunc>_call
+        self._runs = {}
+        self._type = made
+        self._donate = donate
+        self._direct = direct
+        self._explain = explain
+
+    def __call__(self, *args, **kwargs):
+        return self(*args, **kwargs)    # by `vectorcall`; this is for whoever asks for `__call__`
+
+
+cdef inline Carried _new(object made, object children, object plan, object key):
+    cdef Carried carried = <Carried>(<PyTypeObject*>made).tp_new(made, <PyObject*>_nothing, NULL)
+    carried._children = children
+    carried._plan = plan
+    carried._key = key
+    return carried
+
+
+def carried_of(made, children, plan, key):
+    """One of this type, past what its `__init__` says."""
+    return _new(made, children, plan, key)
+
+
+cdef inline bint _is_traced(tuple children) except -1:
+    """Did a transformation make them? Then nothing has been donated."""
+    if not children or type(children[0]) is _array_type:
+        return False
+    return isinstance(children[0], _tracer_type)
+
+
+cdef int _fails(CarryCall carry, object children) except -1:
+    """Raise the error of a compiled function, or one that says what has happened."""
+    try:
+        propagate()
+    except (RuntimeError, ValueError) as error:
+        carry._explain(children, error)
+        raise
+    return -1
+
+
+cdef object _made(CarryCall carry, Carried carried, tuple result):
+    """What the call returns, of what its compiled function returned."""
+    cdef tuple rest = <tuple?>result[1]
+    if carry._donate and not _is_traced(<tuple?>result[0]):
+        carried._children = None    # whoever uses it from now on is told
+    after = _new(carry._type, result[0], carried._plan, carried._key)
+    return (after, rest[0]) if rest else after
+
+
+cdef PyObject* _call(PyObject* self, PyObject** args, size_t nargsf, PyObject* names) except? NULL:
+    cdef CarryCall carry = <CarryCall>self
+    cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf)
+    cdef Py_ssize_t count = n + (0 if names == NULL else PyTuple_GET_SIZE(names))
+    cdef PyObject* given[MOST]
+    cdef PyObject* found = NULL
+    cdef Carried carried = None
+    if carry._direct and n and count <= MOST and type(<object>args[0]) is carry._type:
+        carried = <Carried>args[0]
+        if carried._children is not None and carried._key is not None:
+            found = PyDict_GetItemWithError(carry._runs, carried._key)
+    if found == NULL:    # the first such call, another kind of call, or an error
+        method = carry._any_call
+        return PyObject_Vectorcall(<PyObject*>method, args, nargsf, names)
+    run, children = <object>found, carried._children    # kept, whatever others do meanwhile
+    memcpy(given, args, count * sizeof(PyObject*))
+    given[0] = <PyObject*>children
+    found = PyObject_Vectorcall(<PyObject*>run, given, n, names)
+    if found == NULL:
+        _fails(carry, children)
+    result = <object>found
+    Py_DECREF(result)
+    made = _made(carry, carried, <tuple?>result)
+    Py_INCREF(made)
+    return <PyObject*>made
+
+
+def called_directly(carry):
+    """Have objects of a subclass of `CarryCall` called without a tuple of their arguments."""
+    assert issubclass(carry, CarryCall)
+    jm_use_vectorcall(
+        <PyTypeObject*>carry, <Py_ssize_t><void*>&(<CarryCall><void*>NULL).implementation, False
+    )
