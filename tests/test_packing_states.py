@@ -107,6 +107,23 @@ def test_orbax(train_state, tmp_path):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+def test_orbax_directly(train_state, tmp_path):
+    """A Packed that orbax is given itself is written as its buffers, and read where they are."""
+    checkpoint = pytest.importorskip("orbax.checkpoint")
+    there = jax.device_put(train_state.params, jax.devices()[1])
+    packed = pack(there)
+    with checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", packed)
+        checkpointer.wait_until_finished()
+        again = checkpointer.restore(tmp_path / "state", jax.tree.map(jnp.zeros_like, packed))
+        (buffer,) = checkpointer.restore(tmp_path / "state")    # what it is without a target
+    assert type(again) is Packed and jax.tree.structure(again) == jax.tree.structure(packed)
+    assert np.asarray(buffer).tobytes() == np.asarray(jax.tree.leaves(packed)[0]).tobytes()
+    for a, b in zip(jax.tree.leaves(again.unpack()), jax.tree.leaves(there), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        assert a.sharding == b.sharding and a.committed
+
+
 def test_an_equinox_module():
     """A module with functions among its leaves."""
     equinox = pytest.importorskip("equinox")
