@@ -202,6 +202,79 @@ def mixed() -> dict:
     return {"total": float(total), "stats": jaxmarshal.stats()}
 
 
+def numbered(shape: tuple, sharding=None):
+    """An array of which each process places its part; without a sharding, where JAX puts it."""
+    data = np.random.default_rng(len(shape)).integers(0, 9, shape).astype("int32")
+    if sharding is None:
+        return jnp.asarray(data)
+    if len(sharding.device_set) == 1:
+        parts = [jax.device_put(data, d) for d in sharding.device_set if d.process_index == NUMBER]
+        return jax.make_array_from_single_device_arrays(
+            shape, sharding, parts, dtype=data.dtype
+        )
+    return jax.make_array_from_callback(shape, sharding, lambda index: data[index])
+
+
+def kinds() -> dict:
+    """Trees whose leaves are placed alike: over all processes, over some, over this one alone."""
+    places = shardings()
+    names = {
+        "copies": "replicated", "rows": "rows", "here": "local", "rows here": "local rows",
+        "other axes": "rows and columns",
+    }  # fmt: skip
+    where = {kind: places[place] for kind, place in names.items()}
+    # The device that comes first is another process's for all of them but one.
+    two = np.asarray([jax.devices()[0], jax.devices()[-1]])
+    if COUNT == 2:
+        where["copies on two"] = NamedSharding(jax.sharding.Mesh(two, ("d",)), P())
+    where["anywhere"] = None
+    where["of the first process"] = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = [(8, 2), (8, 4), (16, 2), (8, 2, 2), (24, 2)]
+    return {
+        kind: [numbered(shape, sharding) for shape in shapes] for kind, sharding in where.items()
+    }
+
+
+def facts(tree) -> list:
+    """Everything that has to be the same about the leaves of a tree."""
+    return [
+        (x.shape, str(x.dtype), x.committed, str(x.sharding),
+         [(s.device.id, s.data.tolist()) for s in x.addressable_shards])
+        for x in jax.tree.leaves(tree)
+    ]    # fmt: skip
+
+
+def packing() -> dict:
+    """Packed trees and carries over several processes: groups, and what differs from plain JAX."""
+    differences, groups = [], {}
+
+    def step(tree, n):
+        return jax.tree.map(lambda x: x * 2 + n, tree), n + 1
+
+    def compare(what, expected, found):
+        if facts(expected) != facts(found):
+            differences.append([what, facts(expected), facts(found)])
+
+    trees = kinds()
+    for kind, tree in {"all of them": trees, **trees}.items():
+        packed = jaxmarshal.pack(tree)
+        groups[kind] = packed._plan.groups
+        compare(f"{kind}: unpacked", tree, jax.block_until_ready(packed.unpack()))
+        if kind == "all of them":    # no one computation takes all of these
+            continue
+        compare(f"{kind}: a leaf", tree[1], jax.block_until_ready(packed[1]))
+        plain = jax.jit(step)
+        for donate in (False, True):
+            fast = jaxmarshal.carry(step, donate=donate)
+            expected, state = tree, jaxmarshal.pack(tree)
+            for i in range(3):
+                # One computation at a time, as in `mixed`.
+                expected, _ = jax.block_until_ready(plain(expected, np.int32(i)))
+                state, _ = jax.block_until_ready(fast(state, np.int32(i)))
+            compare(f"{kind}: carried", expected, jax.block_until_ready(state.unpack()))
+    return {"differences": differences, "groups": groups}
+
+
 def orphaned() -> dict:
     """The last process dies; the others go on with what needs it, and report how that ends."""
     if TASK[1] == "jaxmarshal":
@@ -226,6 +299,7 @@ def orphaned() -> dict:
 
 
 start()
-result = {"compare": compare, "mixed": mixed, "orphaned": orphaned}[TASK[0]]()
+tasks = {"compare": compare, "mixed": mixed, "packing": packing, "orphaned": orphaned}
+result = tasks[TASK[0]]()
 jax.distributed.shutdown()
 report(result)

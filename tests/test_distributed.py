@@ -92,6 +92,19 @@ def test_a_fast_call_and_one_of_jax_are_partners(tmp_path):
     assert hits == [0, 19]
 
 
+@pytest.mark.parametrize("count", [2, 4])
+def test_packing(count, tmp_path):
+    """The same leaves travel together in each process, and stay where and what they were."""
+    found = reports(count, tmp_path, "packing")
+    for process in found:
+        assert process["differences"] == []
+        assert process["groups"] == found[0]["groups"]
+    groups = {kind: len(some) for kind, some in found[0]["groups"].items()}
+    assert groups.pop("all of them") == sum(groups.values())
+    assert groups.pop("other axes") == 0
+    assert set(groups.values()) == {1}
+
+
 def test_a_peer_dies(tmp_path):
     """What happens to the survivor is what happens to it with plain JAX; it does not go on."""
     ends = []

@@ -390,6 +390,9 @@ def test_wrong_calls():
         with pytest.raises(TypeError, match="unexpected keyword argument 'y'"):
             step(state, 1, y=2)
         assert_same(step(state, 1).unpack(), step.__call__(state, 1).unpack())
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'state'"):
+            step(state, 1)    # the interpreter leaves its arguments behind, where none are next
+            step()
 
 
 def test_a_consumed_carry():
@@ -455,6 +458,7 @@ def test_one_transfer(kind, capfd):
     tree = pack([jnp.ones(2)] * 4)
     batch = {f"k{i}": np.arange(8, dtype=np.float32) + i for i in range(9)}
     for function, count in ((plain, 9), (fast, 1)):
+        function(tree, 1)    # a call of another kind, in which nothing is packed
         function(tree, batch)
         capfd.readouterr()
         with jax.transfer_guard_host_to_device("log"):

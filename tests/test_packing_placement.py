@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxmarshal import carry, pack
+from jaxmarshal.packing._groups import flat_sharding
 
 MESH = Mesh(np.asarray(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
 SHAPES = [(8,), (16,), (8, 3), (8, 2, 2), (24,), (8, 0)]
@@ -101,6 +102,32 @@ def test_what_stays_loose():
         packed = pack(tree)
         assert repr(packed).endswith(f"0 buffers + {len(tree)} arrays)")
         assert all(a is b for a, b in zip(packed.unpack(), tree, strict=True))
+
+
+class OfAnother:
+    """A device of another process, which answers nothing about its memory."""
+
+    client = jax.local_devices()[0].client
+
+    def default_memory(self):
+        raise RuntimeError("not addressable")
+
+
+class Over:
+    """A sharding over that device, and over one of this process if there is one."""
+
+    memory_kind = jax.local_devices()[0].default_memory().kind
+
+    def __init__(self, *here):
+        self.device_set = {OfAnother(), *here}
+        self.addressable_devices = set(here)
+
+
+@pytest.mark.parametrize("here", [0, 1])
+def test_memory_of_other_processes(here):
+    """Which memory is the default one is asked of a device of this process."""
+    sharding = Over(*jax.local_devices()[:here])
+    assert flat_sharding(sharding) is None    # for it is of no kind that is known
 
 
 def test_within_transformations():

@@ -125,8 +125,7 @@ def flat_sharding(sharding: Any) -> Any:
 
     None where that cannot be said: data spread otherwise, other memory than the default one.
     """
-    device = next(iter(sharding.device_set))
-    if sharding.memory_kind not in (None, device.default_memory().kind):
+    if sharding.memory_kind not in (None, _default_memory(sharding)):
         return None
     if isinstance(sharding, SingleDeviceSharding):
         return sharding
@@ -139,6 +138,19 @@ def flat_sharding(sharding: Any) -> Any:
         return None
     rows = PartitionSpec(spec[0], None)
     return NamedSharding(sharding.mesh, rows, memory_kind=sharding.memory_kind)
+
+
+def _default_memory(sharding: Any) -> str:
+    """The kind of the default memory there.
+
+    A device of this process is asked, for one of another process may not answer; what it says is
+    the same in each of them, so that they all pack the same leaves.
+    """
+    here = sharding.addressable_devices
+    if not here:
+        here = next(iter(sharding.device_set)).client.local_devices()
+    kind: str = next(iter(here)).default_memory().kind
+    return kind
 
 
 def spread_spec(sharding: Any) -> Any:
