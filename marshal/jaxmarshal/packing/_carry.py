@@ -199,8 +199,8 @@ def _packing_step(step: Any, plan: Plan) -> Callable[..., Any]:
     def packing_step(children: Any, *args: Any, **kwargs: Any) -> Any:
         count = len(plan.groups)
         buffers = children[:count]
-        numbers = _forms.numbers_for(buffers, plan.pieces)
-        given = plan.leaves(_forms.read(buffers, plan.pieces, numbers), children[count:])
+        starts = _forms.starts_for(buffers, plan.pieces)
+        given = plan.leaves(_forms.read(buffers, plan.pieces, starts), children[count:])
         out = step(plan.treedef.unflatten(given), *args, **kwargs)
         leaves, rest = agreed(plan, given, out)
         groups = [[leaves[i] for i in group] for group in plan.groups]

@@ -2,8 +2,8 @@
 
 XLA compiles a kernel once for all places that look the same. A slice of a buffer is fused into
 what uses it, and with its start as a constant no two slices look the same: hundreds of leaves are
-hundreds of kernels. So a leaf among many of one shape is taken from a grid of them, at a row and
-a place that XLA does not know: they come out of a loop that never runs.
+hundreds of kernels. So a leaf among many of one shape starts where XLA does not know: at the sum of
+the start of a row of leaves and that of a place in it, which come out of a loop that never runs.
 
 `split` is `lax.split`, whose transpose is one concatenation, so that a gradient through many leaves
 costs what one through few does; `read` is for an executable that is called itself.
@@ -53,15 +53,12 @@ class Piece(NamedTuple):
 Pieces = tuple[tuple[Piece, ...], ...]
 
 
-class Numbers(NamedTuple):
-    """0, 1, 2, … as scalars whose values XLA does not know; none where leaves are few.
-
-    Kernels are alike only where their arguments differ in the same way, so that what tells a row
-    and what tells a place in it are numbers of their own.
-    """
-
-    rows: Sequence[Any] = ()
-    places: Sequence[Any] = ()
+#: By elements of a leaf and number of such leaves: the starts of rows of them, and those of the
+#: places in a row, as scalars whose values XLA does not know.
+#:
+#: Kernels are alike only where their arguments differ in the same way, so that what tells a row
+#: and what tells a place in it are numbers of their own, of which a kernel adds one and one.
+Starts = dict[tuple[int, int], tuple[Sequence[Any], Sequence[Any]]]
 
 
 def piece_of(array: Any) -> Piece:
@@ -76,28 +73,39 @@ def piece_of(array: Any) -> Piece:
     return Piece((*array.shape, *shape), jax.random.key_impl(array))
 
 
-def numbers_for(buffers: Sequence[Any], pieces: Pieces) -> Numbers:
-    """The numbers that `read` needs for these buffers.
+def starts_for(buffers: Sequence[Any], pieces: Pieces) -> Starts:
+    """The starts that `read` needs for these buffers.
 
     They come out of a loop of which XLA cannot know that it never runs: how often it does is the
     last bit of a number and of the next one, in both of which it is never set.
     """
-    pairs = [pair for pair in zip(buffers, pieces, strict=True) if not _few(*pair)]
-    if not pairs:
-        return Numbers()
-    most = max(count for _, kinds in pairs for _, count in _runs(kinds))
-    side = _side(most)
-    first = lax.stop_gradient(lax.index_in_dim(pairs[0][0], 0, keepdims=False))
+    known: Starts = {}
+    some = None
+    for buffer, kinds in zip(buffers, pieces, strict=True):
+        if not _few(buffer, kinds):
+            some = buffer if some is None else some
+            known.update(
+                {(piece.size, n): _starts(piece.size, n) for piece, n in _runs(kinds) if n >= MANY}
+            )
+    if some is None:
+        return known
+    first = lax.stop_gradient(lax.index_in_dim(some, 0, keepdims=False))
     if jnp.issubdtype(first.dtype, jnp.complexfloating):
         first = lax.real(first)
-    some = lax.convert_element_type(first, np.int32)
-    never = (some & 1) & ((some + 1) & 1)
+    number = lax.convert_element_type(first, np.int32)
+    never = (number & 1) & ((number + 1) & 1)
     _, unknown = lax.while_loop(
         lambda state: state[0] > 0,
-        lambda state: (state[0] - 1, [x + state[0] for x in state[1]]),
-        (never, [jnp.int32(i) for _ in Numbers._fields for i in range(side)]),
+        lambda state: (state[0] - 1, jax.tree.map(lambda x: x + state[0], state[1])),
+        (never, list(known.values())),
     )
-    return Numbers(unknown[:side], unknown[side:])
+    return dict(zip(known, unknown, strict=True))
+
+
+def _starts(size: int, count: int) -> tuple[list[Any], list[Any]]:
+    side = math.isqrt(count - 1) + 1    # so many rows of so many have room for them
+    rows = [jnp.int32(i * side * size) for i in range(-(-count // side))]
+    return rows, [jnp.int32(i * size) for i in range(side)]
 
 
 # --- Out of buffers -------------------------------------------------------------------------------
@@ -108,10 +116,10 @@ def split(buffers: Sequence[Any], pieces: Pieces) -> list[list[Any]]:
     return [_split_one(*pair) for pair in zip(buffers, pieces, strict=True)]
 
 
-def read(buffers: Sequence[Any], pieces: Pieces, numbers: Numbers) -> list[list[Any]]:
+def read(buffers: Sequence[Any], pieces: Pieces, starts: Starts) -> list[list[Any]]:
     """`split`, in a form that XLA compiles in a fraction of the time."""
     return [
-        _split_one(*pair) if _few(*pair) else _read_one(*pair, numbers)
+        _split_one(*pair) if _few(*pair) else _read_one(*pair, starts)
         for pair in zip(buffers, pieces, strict=True)
     ]
 
@@ -128,12 +136,7 @@ def _runs(pieces: tuple[Piece, ...]) -> list[tuple[Piece, int]]:
     return [(piece, len(list(same))) for piece, same in itertools.groupby(pieces)]
 
 
-def _side(count: int) -> int:
-    """So many rows of so many have room for them."""
-    return math.isqrt(count - 1) + 1
-
-
-def _read_one(buffer: Any, pieces: tuple[Piece, ...], numbers: Numbers) -> list[Any]:
+def _read_one(buffer: Any, pieces: tuple[Piece, ...], starts: Starts) -> list[Any]:
     runs = _runs(pieces)
     parts = lax.split(buffer, [piece.size * count for piece, count in runs])
     leaves: list[Any] = []
@@ -141,26 +144,14 @@ def _read_one(buffer: Any, pieces: tuple[Piece, ...], numbers: Numbers) -> list[
         if count < MANY or not piece.size:
             leaves += _split_one(part, (piece,) * count)
             continue
-        leaves += [shaped(leaf, piece) for leaf in _from_rows(part, piece.size, count, numbers)]
+        rows, places = starts[piece.size, count]
+        sums = [row + place for row in rows for place in places][:count]
+        leaves += [shaped(_at(part, start, piece.size), piece) for start in sums]
     return leaves
 
 
-def _from_rows(buffer: Any, size: int, count: int, numbers: Numbers) -> list[Any]:
-    """So many arrays of one size out of a buffer, each of them flat."""
-    side = _side(count)
-    rows = -(-count // side)
-    missing = rows * side * size - buffer.size
-    if missing:
-        nothing = lax.full_like(buffer, 0, shape=())    # as weakly typed
-        buffer = lax.pad(buffer, nothing, ((0, missing, 0),))
-    grid = lax.reshape(buffer, (rows, side, size))
-    zero = jnp.int32(0)
-    found = []
-    for i in range(count):
-        start = numbers.rows[i // side], numbers.places[i % side], zero
-        leaf = lax.dynamic_slice(grid, start, (1, 1, size), allow_negative_indices=False)
-        found.append(lax.reshape(leaf, (size,)))
-    return found
+def _at(buffer: Any, start: Any, size: int) -> Any:
+    return lax.dynamic_slice(buffer, (start,), (size,), allow_negative_indices=False)
 
 
 def _split_one(buffer: Any, pieces: tuple[Piece, ...]) -> list[Any]:

@@ -24,10 +24,10 @@ from jaxmarshal.packing._forms import (
     Pieces,
     batch,
     join,
-    numbers_for,
     read,
     shaped,
     split,
+    starts_for,
 )
 from jaxmarshal.packing._groups import flat_sharding, is_key, spread_spec
 
@@ -85,7 +85,7 @@ def _joiner(sharding: Any) -> Any:
 
 def _split_by(layout: Layout, buffers: Any) -> list[list[Any]]:
     bits = [_as_bits(x) for x in buffers]
-    leaves = read(bits, layout.pieces, numbers_for(bits, layout.pieces))
+    leaves = read(bits, layout.pieces, starts_for(bits, layout.pieces))
     return [
         [_as_before(leaf, buffer) for leaf in some]
         for some, buffer in zip(leaves, buffers, strict=True)
