@@ -543,6 +543,57 @@ def test_two_bits_are_loose(dtype):
     assert "1 buffers + 5 arrays" in done.stdout
 
 
+def test_what_xla_makes_of_it():
+    """At the level of optimization of programs, which the other tests do without."""
+    done = run_code("""
+        import jax, numpy as np
+        import jax.numpy as jnp
+        from jaxmarshal import carry, pack
+
+        def made(dtype, seed):
+            random = np.random.default_rng(seed)
+            shapes = [(3,)] * 30 + [(4, 4)] * 30 + [()] * 30 + [(7, 2)] * 3
+            return [jnp.asarray(random.integers(-9, 9, shape), dtype) for shape in shapes]
+
+        def exact(tree):    # integers, and movements of what is none
+            return {
+                "i": [x * 3 - y for x, y in zip(tree["i"], tree["i"][1:30] + tree["i"][:1] +
+                                                tree["i"][31:60] + tree["i"][30:31])],
+                "f": tree["f"][:30][::-1] + tree["f"][30:60][::-1] + tree["f"][60:],
+            }
+
+        for donate in (False, True):
+            tree = {"i": made(jnp.int32, 0)[:60], "f": made(jnp.float32, 1)}
+            step = carry(exact, donate=donate)
+            expected, state = tree, pack(tree)
+            for _ in range(3):
+                expected, state = jax.jit(exact)(expected), step(state)
+            for x, y in zip(jax.tree.leaves(expected), jax.tree.leaves(state.unpack())):
+                assert x.dtype == y.dtype and x.tobytes() == y.tobytes()
+
+        def train(state):
+            def loss(weights):
+                x = jnp.ones((2, 4))
+                for w in weights:
+                    x = jnp.tanh(x @ w) + x
+                return jnp.mean(x**2)
+            weights, moments = state
+            gradients = jax.grad(loss)(weights)
+            moments = [0.9 * m + g for m, g in zip(moments, gradients)]
+            return [w - 0.01 * m for w, m in zip(weights, moments)], moments
+
+        weights = [x / 20 for x in made(jnp.float32, 2)[30:60]]
+        expected = weights, [jnp.zeros_like(w) for w in weights]
+        step, state = carry(train), pack(expected)
+        for _ in range(5):
+            expected, state = jax.jit(train)(expected), step(state)
+        for x, y in zip(jax.tree.leaves(expected), jax.tree.leaves(state.unpack())):
+            assert np.allclose(x, y, rtol=1e-5, atol=1e-7)
+        print("compared")
+    """, XLA_FLAGS=None)
+    assert done.stdout == "compared\n"
+
+
 def test_static_leaves():
     """Functions and texts in a tree are part of its structure."""
     tree = {"f": jnp.sin, "x": [jnp.ones(2)] * 4}

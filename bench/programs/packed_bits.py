@@ -2,19 +2,19 @@
 
     python bench/programs/packed_bits.py [LOOP ...] [--steps 5]
 
-While a loop runs, each call of a function that it has jitted and whose first argument comes back,
-alone or as the first of a pair, is also made with `jaxmarshal.carry`, from the same arguments.
-Results are compared bit for bit, and the largest difference is given, relative to the largest
-number of the leaf.
+While a loop runs, each call of a function that it has jitted and that gives some of its arguments
+back, alone or as the first of several results, is also made with `jaxmarshal.carry`, from the same
+arguments. Results are compared bit for bit, and the largest difference is given, relative to the
+largest number of the leaf. Each loop has a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +29,14 @@ from jaxmarshal import carry
 
 HERE = Path(__file__).resolve().parent
 LOOPS = sorted(path.stem for path in (HERE / "loops").glob("*.py"))
+
+#: Why some loops have nothing to compare.
+NOTHING = "no jitted function of it gives its arguments back"
+IN_PLACE = "its states are changed in place"
+REASONS = {
+    "nnx_cached_partial": IN_PLACE, "nnx_train": IN_PLACE, "penzai_train": IN_PLACE,
+    "optimistix_fit": "its steps are not jitted by the loop",
+}  # fmt: skip
 
 _jit = jax.jit
 
@@ -56,46 +64,81 @@ class Counts:
                 self.furthest = max(self.furthest, float(np.max(np.abs(x - y))) / scale)
 
 
+def carried(args: tuple[Any, ...], out: Any) -> tuple[int, int] | None:
+    """(first of the arguments that a function gives back, how many; 0 for its only result)."""
+
+    def kinds(value: Any) -> Any:
+        leaves, structure = jax.tree.flatten(value)
+        return structure, [getattr(x, "aval", None) for x in leaves]
+
+    def data(value: Any) -> bool:
+        return any(isinstance(x, jax.Array) for x in jax.tree.leaves(value))
+
+    for first in range(len(args)):
+        if data(args[first]) and kinds(args[first]) == kinds(out):
+            return first, 0
+        if type(out) is tuple:
+            count = 0
+            for given, result in zip(args[first:], out, strict=False):
+                if not (data(given) and kinds(given) == kinds(result)):
+                    break
+                count += 1
+            if count:
+                return first, count
+    return None
+
+
 class Compared:
     """In the place of a jitted function: calls it, and compares what a carry gives."""
 
-    def __init__(self, function: Any, options: dict[str, Any], counts: Counts) -> None:
+    def __init__(self, jit: Any, function: Any, options: dict[str, Any], counts: Counts) -> None:
         functools.update_wrapper(self, function)
-        options = {k: v for k, v in options.items() if not k.startswith("donate_")}
-        self._plain = _jit(function, **options)
-        static = {k: v for k, v in options.items() if k.startswith("static_")}
-        self._carry: Any = None
-        if set(options) <= {"static_argnums", "static_argnames"}:
-            with contextlib.suppress(ValueError):    # its first argument is static
-                self._carry = carry(function, least=1, **static)
+        # Arguments that are donated could not be passed to both.
+        options = {k: v for k, v in options.items() if not k.startswith("donate")}
+        self._function = function
+        self._plain = jit(function, **options)
+        self._carries: dict[Any, Any] = {}
+        self._comparable = not options
         self._counts = counts
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         expected = self._plain(*args, **kwargs)
         traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
-        if self._carry is not None and args and jax.tree.leaves(args[0]) and not traced:
-            try:
-                got = self._carry(*args, **kwargs)
-            except TypeError:    # its first argument does not come back
-                self._carry = None
-                return expected
-            got = (got[0].unpack(), got[1]) if type(got) is tuple else got.unpack()
-            self._counts.compare(expected, got)
+        where = carried(args, expected) if self._comparable and not traced else None
+        if where is not None:
+            first, count = where
+            step = self._carries.get(where)
+            if step is None:
+                step = self._carries[where] = carry(self._step(first, count), least=1)
+            end = first + max(count, 1)
+            got = step(args[first:end], args[:first], args[end:], kwargs)
+            got, rest = got if count else (got, ())
+            got = got.unpack()
+            self._counts.compare(expected, (*got, *rest) if count else got[0])
         return expected
+
+    def _step(self, first: int, count: int) -> Callable[..., Any]:
+        """The function as one of what it gives back, in the place that a carry has."""
+
+        def step(state: Any, before: Any, after: Any, kwargs: Any) -> Any:
+            out = self._function(*before, *state, *after, **kwargs)
+            return (out[:count], out[count:]) if count else (out,)
+
+        return step
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self._plain.__get__(instance, owner)
 
 
-def comparing(counts: Counts, module: str) -> Callable[..., Any]:
-    """In the place of `jax.jit` for the functions of a loop; those of libraries stay."""
+def comparing(plain: Any, counts: Counts, module: str) -> Callable[..., Any]:
+    """In the place of `jax.jit` and the like for what a loop jits; what libraries jit stays."""
 
     def jit(function: Any = None, /, **options: Any) -> Any:
         if function is None:
             return lambda function: jit(function, **options)
-        if getattr(function, "__module__", None) != module:
-            return _jit(function, **options)
-        return Compared(function, options, counts)
+        if sys._getframe(1).f_globals["__name__"] != module:
+            return plain(function, **options)
+        return Compared(plain, function, options, counts)
 
     return jit
 
@@ -103,15 +146,30 @@ def comparing(counts: Counts, module: str) -> Callable[..., Any]:
 def measure(name: str, steps: int) -> Counts:
     """Run some steps of a loop."""
     counts = Counts()
-    jax.jit = comparing(counts, name)
+    jax.jit = comparing(_jit, counts, name)
     try:
-        loop = importlib.import_module(name)
-        state, step = loop.make()
-        for i in range(steps):
-            state, _ = step(state, i)
-    finally:
-        jax.jit = _jit
+        import equinox
+
+        equinox.filter_jit = comparing(equinox.filter_jit, counts, name)
+    except ImportError:
+        pass
+    loop = importlib.import_module(name)
+    state, step = loop.make()
+    for i in range(steps):
+        state, _ = step(state, i)
     return counts
+
+
+def row(name: str, steps: int) -> str:
+    """What is said of a loop."""
+    try:
+        counts = measure(name, steps)
+    except Exception as error:
+        return f"| {name} | | | | {type(error).__name__}: {str(error)[:60]} |"
+    if not counts.calls:
+        return f"| {name} | 0 | | | {REASONS.get(name, NOTHING)} |"
+    share = f"{100 * counts.equal / max(1, counts.leaves):.0f} %"
+    return f"| {name} | {counts.calls} | {counts.leaves} | {share} | {counts.furthest:.1e} |"
 
 
 def main() -> None:
@@ -120,20 +178,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
     sys.path[:0] = [str(HERE), str(HERE / "loops")]
+    if len(options.loops) == 1:
+        print(row(options.loops[0], options.steps), flush=True)
+        return
+    print(f"JAX {jax.__version__}\n")
     print("| loop | calls | leaves | of equal bits | largest difference |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| --- | --- | --- | --- | --- |", flush=True)
     for name in options.loops or LOOPS:
-        try:
-            counts = measure(name, options.steps)
-        except Exception as error:
-            print(f"| {name} | | | | {type(error).__name__}: {str(error)[:50]} |", flush=True)
-            continue
-        if counts.calls:
-            share = f"{counts.equal / max(1, counts.leaves):.0%}"
-            print(
-                f"| {name} | {counts.calls} | {counts.leaves} | {share} | {counts.furthest:.1e} |",
-                flush=True,
-            )
+        subprocess.run(
+            [sys.executable, str(Path(__file__)), name, "--steps", str(options.steps)], check=False
+        )
 
 
 if __name__ == "__main__":
