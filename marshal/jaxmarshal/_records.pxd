@@ -60,7 +60,7 @@ cdef class TargetPlan:
 # All targets under one context.
 cdef class Records:
     cdef TargetPlan default    # for target None
-    cdef dict targets          # target -> TargetPlan, by equality
+    cdef dict targets          # target, a spec with its mesh, -> TargetPlan, by equality
     cdef list recent           # TargetPlans whose target was seen last, compared by pointer
     cdef int next_recent
 

@@ -180,6 +180,11 @@ cdef inline bint _has_mesh(TargetPlan plan) except -1:
     return not plan.of_spec or state_is(_device_context, plan.sharding.mesh)
 
 
+cdef inline object _key_of(object target):
+    """What a record is kept by. A spec says where only together with the mesh that is set."""
+    return (target, _device_context.value) if type(target) is _spec_type else target
+
+
 cdef TargetPlan find_target(Records records, object target):
     """What was recorded for a target, or None. Pointers first, then equality."""
     cdef TargetPlan plan
@@ -191,8 +196,8 @@ cdef TargetPlan find_target(Records records, object target):
             return plan
     if not _may_be_recorded(target):
         return None
-    plan = records.targets.get(target)
-    if plan is None or not _has_mesh(plan):
+    plan = records.targets.get(_key_of(target))
+    if plan is None:
         return None
     if is_asked():
         return plan
@@ -369,7 +374,7 @@ cdef TargetPlan _record_target(Records records, object target, object result):
         if len(records.targets) >= MAX_TARGETS:
             records.targets.clear()
             records.recent.clear()
-        records.targets[target] = plan
+        records.targets[_key_of(target)] = plan
     return plan
 
 
