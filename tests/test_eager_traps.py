@@ -87,7 +87,7 @@ def test_trap_4_contexts():
 
 
 def test_trap_4_meshes(mesh):
-    """Trap 4: under a mesh, and with arrays that lie on one, JAX decides."""
+    """Trap 4: under a mesh, and with arrays that lie on one, results are those of JAX."""
     sharding = NamedSharding(mesh, PartitionSpec("x"))
     x = jax.device_put(np.arange(16.0, dtype=np.float32), sharding)
     calls = [lambda: lax.add(x, x), lambda: getitem(x, 3), lambda: getitem(x, slice(2, 8)),

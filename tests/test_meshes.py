@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from test_functions import TRIED, accepted, arguments, array, change_arrays, find, hits, same
+from support import without_jaxmarshal
+from test_functions import TRIED, accepted, arguments, array, change_arrays, find, same
 
 import jaxmarshal
 
@@ -64,20 +65,18 @@ PLACES = {
 
 
 def check(call, args):
-    """Each placement and each mesh, known and not, and all of them again. How many hits?"""
+    """Each placement and each mesh, known and not, and all of them again."""
     placed = [change_arrays(args, change) for change in PLACES.values()]
-    before = hits()
     for repeat in (3, 1):
         for there in placed:
             for context in CONTEXTS.values():
                 for _ in range(repeat):
                     same(call, there, context)
-    return hits() - before
 
 
 @pytest.mark.parametrize(("module", "name"), TRIED)
 def test_functions_about_spread_arrays(module, name):
-    """What was recorded on one mesh, or without one, is not used in another."""
+    """Trap 4: what was recorded on one mesh, or without one, is not used in another."""
     call = find(module, name)
     places = accepted(call, name)
     for place in places[:: max(1, len(places) // 2)][:2]:
@@ -108,15 +107,37 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_everyday_calls(name):
-    """The same with what programs type."""
+    """Trap 4: the same with what programs type."""
     check(CALLS[name], (array(1, (4, 4)),))
 
 
-@pytest.mark.parametrize("context", ["none", "auto"])
-def test_they_are_fast(context):
+def done_by_jax(context, x):
+    """The names of the calls that plain JAX can do there; some are ambiguous with explicit axes."""
+    found = []
+    with without_jaxmarshal(), CONTEXTS[context]():
+        for name, call in CALLS.items():
+            with contextlib.suppress(Exception):
+                call(x)
+                found.append(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("context", "place", "least"),
+    [
+        ("none", "spread", 15), ("none", "spread, explicit", 12), ("auto", "one device", 15),
+        ("auto", "spread", 15), ("explicit", "one device", 15),
+        ("explicit", "spread, explicit", 11), ("explicit, other devices", "one device", 15),
+        ("abstract", "spread, explicit", 7),
+    ],
+)
+def test_they_are_fast(context, place, least):
     """A spread array, or a mesh, is no reason to miss."""
-    x = PLACES["spread"](array(1, (4, 4)))
-    fast = [name for name in CALLS if name != "zeros_like"]
+    x = PLACES[place](array(1, (4, 4)))
+    # JAX has jitted two of them, and moves what lies on one device in each call.
+    others = {"zeros_like", "matmul", "sum"}
+    fast = [name for name in done_by_jax(context, x) if name not in others]
+    assert len(fast) >= least
     with CONTEXTS[context]():
         for _ in range(8):
             for name in fast:
@@ -124,11 +145,13 @@ def test_they_are_fast(context):
         jaxmarshal.reset_stats()
         for name in fast:
             CALLS[name](x)
-    assert [row for row in jaxmarshal.report().rows if row.fast < row.calls] == []
+    rows = jaxmarshal.report().rows
+    assert [row for row in rows if row.fast < row.calls] == []
+    assert sum(row.calls for row in rows) >= len(fast)
 
 
 def test_manual_axes():
-    """There JAX casts arrays before it does anything, so every operation is left to it."""
+    """Trap 4: there JAX casts arrays before it does anything, so it does every operation."""
     mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(AxisType.Manual,))
     x = PLACES["spread"](array(1, (4, 4)))
     for _ in range(4):
@@ -142,7 +165,7 @@ def test_manual_axes():
 
 
 def test_numbers_that_change_beside_spread_arrays():
-    """Each number is one of the first; an array made of it would be on one device."""
+    """Trap 4: each number is one of the first; an array made of it would be on one device."""
     x = PLACES["spread"](array(1, (4, 4)))
     for i in range(30):
         same(lambda i: x * (i / 3), (i,))
@@ -150,7 +173,7 @@ def test_numbers_that_change_beside_spread_arrays():
 
 
 def test_keys_that_are_spread():
-    """The words of typed keys are where their arrays are."""
+    """Trap 4: the words of typed keys are where their arrays are."""
     keys = jax.random.split(jax.random.key(0), 4)
     for kind in (AUTO, EXPLICIT):
         there = jax.device_put(keys, NamedSharding(mesh_of(kind, 0, 1), P("x")))
