@@ -50,8 +50,10 @@ def test_each_case_takes_its_path(group, case):
     sides = case.build()
     if case.accelerated:
         measure.check_path(case, sides)
-    expected = str(jax.tree.leaves(sides.reference()))
-    assert str(jax.tree.leaves(sides.jaxmarshal())) == expected
+    with sides.around("reference"):
+        expected = str(jax.tree.leaves(sides.reference()))
+    with sides.around("jaxmarshal"):
+        assert str(jax.tree.leaves(sides.jaxmarshal())) == expected
     if sides.floor is not None:
         sides.floor()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,16 +23,21 @@ class Sides:
       jaxmarshal: the same call through jaxmarshal.
       floor: the same work in the cheapest prepared jaxlib calls, or None.
       installed: is it `install()` that makes the jaxmarshal side differ from the reference?
+      context: what every side is called in, a mesh for example; entering it is not measured.
     """
 
     reference: Call
     jaxmarshal: Call
     floor: Call | None = None
     installed: bool = False
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
-    def around(self, side: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def around(self, side: str) -> Iterator[None]:
         """What to call a side in."""
-        return installed() if self.installed and side == "jaxmarshal" else nullcontext()
+        ours = self.installed and side == "jaxmarshal"
+        with self.context(), installed() if ours else nullcontext():
+            yield
 
     def blocking(self) -> Sides:
         """The same, each call waiting for its results."""
@@ -42,7 +47,7 @@ class Sides:
 
         floor = None if self.floor is None else waiting(self.floor)
         return Sides(
-            waiting(self.reference), waiting(self.jaxmarshal), floor, self.installed
+            waiting(self.reference), waiting(self.jaxmarshal), floor, self.installed, self.context
         )
 
 

@@ -47,15 +47,17 @@ def build(case: Case) -> Sides:
 
 def check_path(case: Case, sides: Sides) -> None:
     """Assert that the jaxmarshal side hits (or, for a refused case, misses) in every call."""
-    for _ in range(10):
-        sides.reference()
+    def turn() -> None:
+        with sides.around("reference"):
+            sides.reference()    # in step: some cases give another value in each turn
         with sides.around("jaxmarshal"):
             sides.jaxmarshal()
+
+    for _ in range(10):
+        turn()
     before = stats()[case.entry]
     for _ in range(5):
-        sides.reference()    # in step: some cases give another value in each turn
-        with sides.around("jaxmarshal"):
-            sides.jaxmarshal()
+        turn()
     after = stats()[case.entry]
     gained = (after["hits"] - before["hits"], after["misses"] - before["misses"])
     if not case.watched:

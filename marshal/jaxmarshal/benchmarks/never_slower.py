@@ -32,7 +32,7 @@ CERTAIN = 3.0
 #: One row for each way into each entry point: narrow, wide and refused.
 QUICK = {
     "device_put": ("np f32[8]", "list of 100 numpy", "list of 100 arrays",
-                   "refused (may_alias=False)"),
+                   "refused (src=)"),
     "shard_args": ("1 arrays", "10 numpy"),
     "execute": ("unsafe_call, 1 arrays", "unsafe_call, 100 arrays", "MeshExecutable.call, 1 arrays",
                 "MeshExecutable.call, 100 arrays"),
@@ -48,6 +48,8 @@ QUICK = {
     "packed": ("2 × f32[8], not packed", "2 × f32[8], not packed, donated",
                "4 × f32[64,64], not packed", "4 × f32[64,64], not packed, donated",
                "7 of several dtypes, not packed", "4 × f32[8]", "4 × f32[8], donated"),
+    "meshes": ("lax.add", "x[0]", "jnp.zeros(8)", "jnp.asarray(np f32[8])",
+               "device_put of numpy to a spec"),
 }  # fmt: skip
 
 #: The rows of `doctor --check`.

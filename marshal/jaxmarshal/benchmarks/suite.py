@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from jaxmarshal.benchmarks import calls, compat, eager, packed, survey, transfers
+from jaxmarshal.benchmarks import calls, compat, eager, meshes, packed, survey, transfers
 from jaxmarshal.benchmarks.case import Case
 
 GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
@@ -16,6 +16,7 @@ GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     "jit": calls.jit_cases,
     "eager": eager.eager_cases,
     "asarray": eager.asarray_cases,
+    "meshes": meshes.meshes_cases,
     "dispatch_v0_3": compat.dispatch_v0_3_cases,
     "packed": packed.packed_cases,
     "survey": survey.survey_cases,

@@ -110,8 +110,8 @@ def device_put_cases() -> Iterator[Case]:
         "list of 100 numpy, blocking", lambda: _tree("numpy", "list", 100).blocking(), leaves=100
     )
     yield case(
-        "refused (may_alias=False)",
-        lambda: _sides((np.arange(8, dtype=np.float32),), may_alias=False),
+        "refused (src=)",
+        lambda: _sides((np.arange(8, dtype=np.float32),), src=jax.devices()[0]),
         least_speedup=1 / 1.03, hits=False,
     )  # fmt: skip
 
