@@ -96,7 +96,7 @@ def test_counts():
     """`stats()` is plain data of its own; `reset_stats()` sets it to zero and drops nothing."""
     for _ in range(3):
         jaxmarshal.device_put(1.5)
-    jaxmarshal.device_put(1.5, may_alias=False)
+    jaxmarshal.device_put(1.5, donate=True)
     counts = jaxmarshal.stats()
     assert counts["device_put"] == {
         "hits": 2, "misses": 2, "misses_by_reason": {"not_recorded": 1, "options": 1}

@@ -71,7 +71,7 @@ def test_doctor_shows_counts(capsys):
 
     jaxmarshal.device_put(1.0)
     jaxmarshal.device_put(1.0)
-    jaxmarshal.device_put(1.0, may_alias=False)
+    jaxmarshal.device_put(1.0, donate=True)
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     start = lines.index("calls in this process")

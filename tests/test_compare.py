@@ -33,7 +33,7 @@ SCRIPT = """
 
     def refused(value):
         for _ in range(7):
-            jax.device_put(value, may_alias=False)
+            jax.device_put(value, donate=True)
 
     @jax.jit
     def double(x):

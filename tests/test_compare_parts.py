@@ -458,7 +458,7 @@ def test_counts_of_a_call():
 
     mark = _watch.Mark("device_put")
     assert mark.ending() == ""
-    jaxmarshal.device_put(1.0, may_alias=False)
+    jaxmarshal.device_put(1.0, donate=True)
     assert mark.ending() == "options"
     jaxmarshal.device_put(1.0)
     mark = _watch.Mark("device_put")

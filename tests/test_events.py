@@ -67,7 +67,7 @@ def handler(log):
 
 
 def put_badly():
-    return jaxmarshal.device_put(1.0, may_alias=False)
+    return jaxmarshal.device_put(1.0, donate=True)
 
 
 def test_the_first_miss_is_logged(log):
@@ -102,7 +102,7 @@ def test_a_script_of_many_steps(log):
     log.clear()
     with jaxmarshal.installed():
         for step in range(20):
-            jax.device_put(np.ones(3), may_alias=False)
+            jax.device_put(np.ones(3), donate=True)
             jax.numpy.asarray(np.ones(3), dtype=jax.numpy.float32)
             jax.jit(lambda x, step=step: jax.numpy.sin(x) + step)(x)
             jax.grad(lambda x: jax.numpy.sum(x * x))(x)
@@ -180,7 +180,7 @@ def test_a_compiled_call_is_logged(log):
     assert record.getMessage().startswith("compiled_call: first miss (hook). ")
 
 
-@pytest.mark.parametrize("options", [{}, {"may_alias": False}], ids=["late", "early"])
+@pytest.mark.parametrize("options", [{}, {"donate": True}], ids=["late", "early"])
 def test_a_handler_that_fails(handler, options):
     """An error in a handler does not reach the call, whose result is the reference's."""
 

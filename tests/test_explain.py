@@ -102,7 +102,7 @@ def test_device_put_arguments():
     """Options and targets."""
     device = jax.devices()[0]
     for reason, args, kwargs in (
-        ("options", (1.0,), {"may_alias": False}),
+        ("options", (1.0,), {"donate": True}),
         ("options", (1.0, device), {"donate": True}),
         ("target", (1.0, jax.sharding.PartitionSpec()), {}),
         ("tree", ([1.0], [None, None]), {}),

@@ -166,7 +166,7 @@ CALLS = """
     from jax import device_put
     for _ in range(5):
         device_put(np.arange(3.0))
-    device_put(np.arange(3.0), may_alias=False)
+    device_put(np.arange(3.0), donate=True)
     {}
 """
 

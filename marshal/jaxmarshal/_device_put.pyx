@@ -40,15 +40,23 @@ from jaxmarshal import _reference
 
 # `flatten` and `_resolve` as their callers see them; see `_errors`.
 ctypedef int (*flatten_function)(object, PyObject*, Structure*, jm_table*) noexcept
-ctypedef int (*resolve_function)(Records, jm_table*, object) noexcept
+ctypedef int (*resolve_function)(Records, jm_table*, object, int) noexcept
+
+# What a call says of the arrays that it passes.
+cdef enum Semantics:
+    REUSE
+    ALWAYS_COPY
+    FOR_JAX    # it says something else
 
 # JAX's objects, bound at import.
 cdef object _device_put = _reference.device_put
 cdef object _batched_impl = _reference.batched_device_put_impl
 cdef object _put = _reference.batched_device_put
 cdef object _reuse = _reference.REUSE_INPUT
+cdef object _always_copy = _reference.ALWAYS_COPY
 cdef object _array_type = _reference.ArrayImpl
 cdef object _single_type = _reference.SingleDeviceSharding
+cdef object _named_type = _reference.NamedSharding
 cdef bint _active = _reference.HAVE_DEVICE_PUT
 cdef int _entry = entry_number("device_put")
 cdef int _batched_entry = entry_number("batched_device_put_impl")
@@ -63,16 +71,55 @@ cdef inline int _return_itself(jm_slot* slot) noexcept:
     return HIT
 
 
-cdef inline int _resolve_identity(jm_slot* slot) except -1:
-    """A jax.Array without a target is its own result."""
+cdef inline int _resolve_untargeted(jm_slot* slot, int semantics) except -1:
+    """A jax.Array without a target is its own result, or a copy where it lies."""
+    cdef object array = <object>slot.obj
     if slot.buffer == NULL:
         return DELETED
-    if not is_numeric(array_dtype(<object>slot.obj)):
+    if not is_numeric(array_dtype(array)):
         return DTYPE
-    return _return_itself(slot)
+    if semantics == REUSE:
+        return _return_itself(slot)
+    if is_gone(array):
+        return DELETED
+    cls = type(array_sharding(array))
+    if cls is not _single_type and cls is not _named_type:
+        return TARGET
+    slot.action = MOVE
+    return HIT
 
 
-cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan) except -1:
+cdef inline int _resolve_move(jm_slot* slot, TargetPlan plan) except -1:
+    cdef object array = <object>slot.obj
+    if (array_sharding(array), array_aval(array)) not in plan.moves:
+        return NOT_RECORDED
+    slot.action = MOVE
+    return HIT
+
+
+cdef int _resolve_for_device(
+    jm_slot* slot, object target, TargetPlan plan, int semantics
+) except -1:
+    """The same where the target is a device."""
+    cdef object sharding = array_sharding(<object>slot.obj)
+    if type(sharding) is _named_type and sharding.num_devices > 1:
+        return _resolve_move(slot, plan)
+    if type(sharding) is not _single_type:
+        return TARGET
+    device = sharding._device
+    if device is target:
+        # Pinned memory of the same device is another place.
+        if sharding is not plan.sharding and sharding != plan.sharding:
+            return TARGET
+        slot.action = COPY if semantics == ALWAYS_COPY else WRAP
+    elif device.client is target.client:
+        slot.action = COPY
+    else:
+        return TARGET
+    return HIT
+
+
+cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan, int semantics) except -1:
     """Decide what becomes of a jax.Array that has a target; `plan` is what was recorded for it.
 
     A donated array keeps its buffer, which `is_gone` tells from others. Without a buffer the
@@ -85,33 +132,19 @@ cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan) except -1
     sharding = array_sharding(array)
     if not is_numeric(array_dtype(array)):
         return DTYPE
-    if plan.is_sharding:
-        if array_committed(array) and (sharding is target or sharding == target):
-            return _return_itself(slot)
-        if is_gone(array):
-            return DELETED
-        if (sharding, array_aval(array)) not in plan.moves:
-            return NOT_RECORDED
-        slot.action = MOVE
-        return HIT
+    if (
+        semantics == REUSE and plan.is_sharding and array_committed(array)
+        and (sharding is target or sharding == target)
+    ):
+        return _return_itself(slot)
     if is_gone(array):
         return DELETED
-    if type(sharding) is not _single_type:
-        return TARGET
-    device = sharding._device
-    if device is target:
-        # Pinned memory of the same device is another place.
-        if sharding is not plan.sharding and sharding != plan.sharding:
-            return TARGET
-        slot.action = WRAP
-    elif device.client is target.client:
-        slot.action = COPY
-    else:
-        return TARGET
-    return HIT
+    if plan.is_sharding:
+        return _resolve_move(slot, plan)
+    return _resolve_for_device(slot, target, plan, semantics)
 
 
-cdef int _resolve(Records records, jm_table* table, object device) except -1:
+cdef int _resolve(Records records, jm_table* table, object device, int semantics) except -1:
     """Resolve every slot: HIT, or why the reference has to do the call. No side effects."""
     cdef Py_ssize_t i
     cdef jm_slot* slot
@@ -127,9 +160,10 @@ cdef int _resolve(Records records, jm_table* table, object device) except -1:
         if slot.kind == JM_KEY_ARRAY:
             return KEY_ARRAY
         if target is None and slot.kind == JM_ARRAY:
-            reason = _resolve_identity(slot)
+            reason = _resolve_untargeted(slot, semantics)
             if reason:
                 return reason
+            transfer = transfer or slot.action == MOVE
             continue
         if not found:
             plan = find_target(records, target)
@@ -138,7 +172,7 @@ cdef int _resolve(Records records, jm_table* table, object device) except -1:
             found = True
         if slot.kind == JM_ARRAY:
             reason = _resolve_array(
-                slot, sharding_for(plan, target) if plan.of_spec else target, plan
+                slot, sharding_for(plan, target) if plan.of_spec else target, plan, semantics
             )
             transfer = transfer or slot.action == COPY or slot.action == MOVE
         else:
@@ -157,14 +191,47 @@ cdef int _resolve(Records records, jm_table* table, object device) except -1:
 
 # --- Running: one jaxlib call an argument --------------------------------------------------------
 
-cdef object _move(object array, object target, TargetPlan plan):
-    """What the reference does with an array whose sharding has to change."""
-    aval = plan.moves[array_sharding(array), array_aval(array)]
-    (moved,) = _reference.shard_args([target], [None], [_reuse], [array])
-    return _reference.result_handler(aval, target, True)(moved)
+cdef inline int _set_result(jm_slot* slot, object result) except -1:
+    cdef PyObject* old = slot.ready
+    Py_INCREF(result)
+    slot.ready = <PyObject*>result
+    Py_XDECREF(old)
+    return 0
 
 
-cdef object _run_slot(jm_slot* slot, object target):
+cdef int _move_all(jm_table* table, object device, int semantics) except -1:
+    """What the reference does with arrays that are moved, or copied where they lie: all at once."""
+    cdef Py_ssize_t i, n = 0
+    cdef jm_slot* slot
+    cdef list arrays = [], shardings = [], handlers = []
+    cdef object how = _always_copy if semantics == ALWAYS_COPY else _reuse
+    for i in range(table.count):
+        slot = &table.slots[i]
+        if slot.action != MOVE:
+            continue
+        array = <object>slot.obj
+        sharding, aval, committed = array_sharding(array), array_aval(array), True
+        if slot.target == NULL:
+            committed = bool(array_committed(array))
+        else:
+            aval = (<TargetPlan>slot.target).moves[sharding, aval]
+            sharding = sharding_for(
+                <TargetPlan>slot.target, device if slot.prefix == NULL else <object>slot.prefix
+            )
+        arrays.append(array)
+        shardings.append(sharding)
+        handlers.append(_reference.result_handler(aval, sharding, committed))
+    moved = _reference.shard_args(
+        shardings, [None] * len(arrays), [how] * len(arrays), arrays
+    )
+    for i in range(table.count):
+        if table.slots[i].action == MOVE:
+            _set_result(&table.slots[i], handlers[n](moved[n]))
+            n += 1
+    return 0
+
+
+cdef object _run_slot(jm_slot* slot, object target, int semantics):
     cdef TargetPlan plan = <TargetPlan>slot.target
     cdef object array
     if slot.action == PUT_HOST:
@@ -174,26 +241,25 @@ cdef object _run_slot(jm_slot* slot, object target):
         return _array_type(
             array_aval(array), plan.sharding, [array], committed=True, _skip_checks=True
         )
-    if slot.action == COPY:
-        return _put(array_aval(array), plan.sharding, [array], plan.devices, True)
-    return _move(array, sharding_for(plan, target), plan)
+    if semantics == ALWAYS_COPY:
+        return _put(array_aval(array), plan.sharding, [array], plan.devices, True, True)
+    return _put(array_aval(array), plan.sharding, [array], plan.devices, True)
 
 
-cdef int _run(jm_table* table, object device) except -1:
+cdef int _run(jm_table* table, object device, int semantics) except -1:
     """Perform the action of every slot; its result replaces `ready`."""
     cdef Py_ssize_t i
     cdef jm_slot* slot
-    cdef PyObject* old
+    cdef bint moves = False
     for i in range(table.count):
         slot = &table.slots[i]
-        if slot.action == RETURN:
-            continue
-        result = _run_slot(slot, device if slot.prefix == NULL else <object>slot.prefix)
-        Py_INCREF(result)
-        old = slot.ready
-        slot.ready = <PyObject*>result
-        Py_XDECREF(old)
-    return 0
+        if slot.action == MOVE:
+            moves = True
+        elif slot.action != RETURN:
+            _set_result(slot, _run_slot(
+                slot, device if slot.prefix == NULL else <object>slot.prefix, semantics
+            ))
+    return _move_all(table, device, semantics) if moves else 0
 
 
 # --- Entry points --------------------------------------------------------------------------------
@@ -226,7 +292,8 @@ cdef int _error_is_a_miss() except -1:
 
 
 cdef int _prepare(
-    object x, object device, Records records, Structure* structure, jm_table* table
+    object x, object device, int semantics, Records records, Structure* structure,
+    jm_table* table
 ) except -1:
     """Flatten and resolve. An error on the way is the reference's to raise, so it is a miss."""
     cdef int reason = (<flatten_function>flatten)(
@@ -238,7 +305,7 @@ cdef int _prepare(
         return _error_is_a_miss()
     if reason:
         return reason
-    reason = (<resolve_function>_resolve)(records, table, device)
+    reason = (<resolve_function>_resolve)(records, table, device, semantics)
     return _error_is_a_miss() if reason < 0 else reason
 
 
@@ -268,7 +335,9 @@ cdef object _put_leaves(
     return (<object>structure.steps[0].data).unflatten(leaves)
 
 
-cdef int _record_call(object x, object device, Records records, object result) except -1:
+cdef int _record_call(
+    object x, object device, int semantics, Records records, object result
+) except -1:
     """Record a call that went to the reference before its arguments were looked at.
 
     A tree with custom nodes is left to a later call: the reference has run their code already.
@@ -280,7 +349,7 @@ cdef int _record_call(object x, object device, Records records, object result) e
     try:
         if (
             flatten(x, NULL if device is None else <PyObject*>device, &structure, &table) == HIT
-            and _resolve(records, &table, device) == NOT_RECORDED
+            and _resolve(records, &table, device, semantics) == NOT_RECORDED
         ):
             try_to_record(records, &table, device, result)
     except Exception:
@@ -292,8 +361,16 @@ cdef int _record_call(object x, object device, Records records, object result) e
     return 0
 
 
-cdef inline bint _has_plain_options(object src, object donate, object may_alias) noexcept:
-    return src is None and donate is False and (may_alias is None or may_alias is True)
+cdef inline int _semantics(object src, object donate, object may_alias) noexcept:
+    """What the options mean for arrays. Host data are put alike, whatever they are.
+
+    Donation is the reference's: some arrays of the CPU client end the process afterwards.
+    """
+    if src is not None or donate is not False:
+        return FOR_JAX
+    if may_alias is None or may_alias is True:
+        return REUSE
+    return ALWAYS_COPY if may_alias is False else FOR_JAX
 
 
 def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
@@ -301,10 +378,10 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
     cdef Structure structure
     cdef Context context
     cdef Records records
-    cdef int reason
+    cdef int reason, semantics = _semantics(src, donate, may_alias)
     if not _active:
         reason = UNSUPPORTED
-    elif not _has_plain_options(src, donate, may_alias):
+    elif semantics == FOR_JAX:
         reason = OPTIONS
     else:
         context = current_context(&reason)
@@ -317,16 +394,16 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
             # The reference may just have initialised the backend: then this call counts.
             context = current_context(&reason)
             if context is not None:
-                _record_call(x, device, records_of(context), result)
+                _record_call(x, device, semantics, records_of(context), result)
         return result
     records = records_of(context)
     jm_table_init(&table, &counters)
     init_structure(&structure)
     try:
-        reason = _prepare(x, device, records, &structure, &table)
+        reason = _prepare(x, device, semantics, records, &structure, &table)
         if reason == HIT:
             decided_to_hit(_entry)
-            _run(&table, device)
+            _run(&table, device, semantics)
             count_hit(_entry)
             return rebuild(&structure, &table.slots.ready, sizeof(jm_slot))
         count_miss(_entry, reason)
@@ -351,11 +428,11 @@ def probe(x, device=None, *, src=None, donate=False, may_alias=None):
     cdef jm_table table
     cdef Structure structure
     cdef Py_ssize_t i
-    cdef int reason
+    cdef int reason, semantics = _semantics(src, donate, may_alias)
     cdef Context context
     if not _active:
         return (UNSUPPORTED, -1)
-    if not _has_plain_options(src, donate, may_alias):
+    if semantics == FOR_JAX:
         return (OPTIONS, -1)
     context = current_context(&reason)
     if reason:
@@ -363,7 +440,7 @@ def probe(x, device=None, *, src=None, donate=False, may_alias=None):
     jm_table_init(&table, &counters)
     init_structure(&structure)
     try:
-        reason = _prepare(x, device, records_of(context), &structure, &table)
+        reason = _prepare(x, device, semantics, records_of(context), &structure, &table)
         if reason == HIT or reason == GUARD or reason == TREE:
             return (reason, -1)
         if reason != KEY_ARRAY and reason_is_about_a_kind(reason):
@@ -403,7 +480,7 @@ def batched_device_put_impl(*xs, devices, srcs, copy_semantics):
         reason = _prepare_leaves(xs, devices, records, &table)
         if reason == HIT:
             decided_to_hit(_batched_entry)
-            _run(&table, None)
+            _run(&table, None, REUSE)
             count_hit(_batched_entry)
             return [<object>table.slots[i].ready for i in range(table.count)]
         count_miss(_batched_entry, reason)
@@ -426,6 +503,6 @@ cdef int _prepare_leaves(tuple xs, object devices, Records records, jm_table* ta
             if kind != JM_ARRAY and not jm_kind_is_host(kind):
                 return reason_of_kind(kind)
             push_argument(table, x, kind, <PyObject*>device)
-        return _resolve(records, table, None)
+        return _resolve(records, table, None, REUSE)
     except Exception:
         return TREE

@@ -443,8 +443,10 @@ cdef bint _moves_by_shard_args(object source, object target) except -1:
 
 cdef int _record_array(TargetPlan plan, jm_slot* slot, object target, object result) except -1:
     cdef object array = <object>slot.obj
-    if not plan.is_sharding or slot.buffer == NULL or result is array or is_gone(array):
+    if slot.buffer == NULL or result is array or is_gone(array):
         return 0
+    if not plan.is_sharding and array.sharding.num_devices == 1:
+        return 0    # what becomes of it is no matter of records
     if not _moves_by_shard_args(array.sharding, target):
         return 0
     if len(plan.moves) >= MAX_MOVES:

@@ -145,6 +145,7 @@ register_cache = _lookup("jax._src.util", "register_cache")
 # --- Operations ----------------------------------------------------------------------------------
 batched_device_put = _lookup("jaxlib._jax", "batched_device_put")
 REUSE_INPUT = _lookup("jaxlib._jax", "ArrayCopySemantics.REUSE_INPUT")
+ALWAYS_COPY = _lookup("jaxlib._jax", "ArrayCopySemantics.ALWAYS_COPY")
 physical_sharding = _lookup("jax._src.sharding_impls", "physical_sharding")
 debug_key_reuse = _lookup("jax._src.config", "debug_key_reuse")
 disable_jit = _lookup("jax._src.config", "disable_jit")
@@ -398,7 +399,7 @@ HAVE_PYTREE: bool = _have("HAVE_PYTREE", pytree_registry, pytree_node_types)
 HAVE_DEVICE_PUT: bool = _have(
     "HAVE_DEVICE_PUT", ArrayImpl, Device, SingleDeviceSharding, NamedSharding, PartitionSpec,
     device_context, batched_device_put, shard_args, result_handler, REUSE_INPUT,
-    canonicalize_value, canonicalize_dtype,
+    ALWAYS_COPY, canonicalize_value, canonicalize_dtype,
     flags=("HAVE_CONTEXT", "HAVE_GUARDS", "HAVE_PYTREE"),
 )
 HAVE_EXECUTE: bool = _have(

@@ -50,10 +50,10 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "options",
-        "The call has an option or an argument that only JAX handles, such as src=, "
-        "donate= or may_alias=False.",
+        "The call has an option or an argument that only JAX handles, such as src= "
+        "or donate=True.",
         "Leave it out where you do not need it.",
-        "`device_put(x, may_alias=False)`",
+        "`device_put(x, donate=True)`",
     ),
     Reason(
         "trace",
@@ -97,8 +97,8 @@ REASONS: tuple[Reason, ...] = (
     Reason(
         "target",
         "The target is neither None nor a Device, SingleDeviceSharding or NamedSharding, nor a "
-        "PartitionSpec while a mesh is set; or it is a Device, and an array lies on several "
-        "devices, on another platform or in other memory.",
+        "PartitionSpec while a mesh is set; or it is a Device, and an array lies on another "
+        "platform, in other memory or by another kind of sharding.",
         "Pass a sharding as the target, for example NamedSharding(mesh, spec).",
         "`device_put(x, x.format)`",
     ),
