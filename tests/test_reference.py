@@ -146,6 +146,62 @@ def test_doctor_says_who_lacks_what(name, entry_points):
     assert all(name in lacks for entry, lacks in lines if entry in entry_points)
 
 
+#: Sets a field that no JAX has today, and the entry points that are JAX's then.
+NEW_FIELDS = {
+    "jax._src.interpreters.pxla.ExecuteReplicated": (
+        "pxla.ExecuteReplicated.__slots__ += ['has_new_effects']", "execute_replicated_call",
+    ),
+    "jax._src.interpreters.pxla.InputsHandler": (
+        "pxla.InputsHandler.__slots__ += ('has_new_effects',)", "compiled_call",
+    ),
+    "jax._src.interpreters.pxla.ResultsHandler": (
+        "pxla.ResultsHandler.__slots__ += ('has_new_effects',)", "compiled_call",
+    ),
+    "jax._src.stages.Compiled": ("stages.Compiled.__slots__ += ['new']", "compiled_call"),
+    "jax._src.interpreters.pxla.MeshExecutableFastpathData": (
+        "pxla.MeshExecutableFastpathData._fields += ('new',)", "jit",
+    ),
+    "jax.jit": (
+        "state = jax.numpy.sin.__getstate__(); "
+        "jax.numpy.sin = type('F', (), {'__getstate__': lambda self: {**state, 'new': 1}})()",
+        "jit",
+    ),
+    "jax._src.core.Primitive": ("core.Primitive.new = False", "bind"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEW_FIELDS)
+def test_a_field_that_nobody_knows(name):
+    """It may be a new effect: what is made of such an object is left to JAX, and doctor says so."""
+    assert set(NEW_FIELDS) == set(_reference.EXPECTED_FIELDS)
+    change, entry_point = NEW_FIELDS[name]
+    found = json.loads(run_code(f"""
+        import json
+        import jax
+        from jax._src import core, stages
+        from jax._src.interpreters import pxla
+        {change}
+        import jaxmarshal
+        from jaxmarshal import _doctor, _install, _reference
+        jaxmarshal.install()
+        for _ in range(2):
+            assert jax.jit(lambda x: x + 1)(1.0) == 2
+            assert jax.device_put(1.0) == 1
+        facts = _doctor.examine()
+        print(json.dumps({{
+            "unknown": _reference.unknown_fields,
+            "missing": facts["missing_names"],
+            "lacks": {{name: s["lacks"] for name, s in facts["entry_points"].items()}},
+            "hits": jaxmarshal.stats()["device_put"]["hits"],
+        }}))
+        """).stdout.splitlines()[-1])
+    (fields,) = found["unknown"].values()
+    assert list(found["unknown"]) == [name] and fields[0] in ("has_new_effects", "new")
+    assert found["missing"] == {f"{name} as it was": f"unknown fields: {fields[0]}"}
+    assert found["lacks"][entry_point] == [f"{name} as it was"]
+    assert found["lacks"]["device_put"] == [] and found["hits"] == 1
+
+
 def test_without_the_layout_probe():
     """Arrays are read through public attributes where the layout cannot be looked for."""
     found = without("jaxlib._jax.guard_lib.thread_local_state")

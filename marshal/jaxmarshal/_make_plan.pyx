@@ -163,7 +163,7 @@ cdef bint _is_plain(object executable) except -1:
         return False
     in_handler = executable.in_handler
     return (
-        type(in_handler) is _reference.pxla.InputsHandler
+        type(in_handler) is _reference.InputsHandler
         and all([wanted is None for wanted in in_handler.in_layouts])
         and type(executable.out_handler) is _reference.pxla.ResultsHandler
     )

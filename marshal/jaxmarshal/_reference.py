@@ -9,8 +9,9 @@ initialises a backend, reads a configuration value or creates an array.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -43,12 +44,19 @@ JAX_VERSION: str = jax.__version__
 JAXLIB_VERSION: str = jaxlib.version.__version__
 NUMPY_VERSION: str = np.__version__
 
-#: Is the installed JAX one whose semantics this release was checked against?
-SUPPORTED: bool = LOWER_BOUND <= version_tuple(JAX_VERSION) < UPPER_BOUND
+#: Is the installed JAX one whose semantics this release was checked against? The tests of this
+#: project can be run with any other, to see what it lacks.
+SUPPORTED: bool = (
+    LOWER_BOUND <= version_tuple(JAX_VERSION) < UPPER_BOUND
+    or os.environ.get("JAXMARSHAL_TEST_ANY_JAX") == "1"
+)
 
 #: "module.name" -> why it could not be had.
 missing: dict[str, str] = {}
 
+
+#: Object of JAX's -> fields of it that no version had with which this release was checked.
+unknown_fields: dict[str, tuple[str, ...]] = {}
 
 #: Capability flag -> the names, in the form of `missing`, for want of which it is off.
 lacking: dict[str, tuple[str, ...]] = {}
@@ -97,6 +105,40 @@ def _have(flag: str, *objects: Any, flags: tuple[str, ...] = ()) -> bool:
     names += [obj.name for obj in objects if isinstance(obj, _Missing)]
     lacking[flag] = tuple(dict.fromkeys(names))
     return SUPPORTED and not names
+
+
+def _known(name: str, found: Iterable[str], expected: frozenset[str]) -> Any:
+    """True if an object has no other fields than those, or a _Missing.
+
+    An unknown one may be the flag of a new effect, which nothing here would look at.
+    """
+    new = tuple(sorted(set(found) - expected))
+    if not new:
+        return True
+    unknown_fields[name] = new
+    missing[f"{name} as it was"] = f"unknown fields: {', '.join(new)}"
+    return _Missing(f"{name} as it was")
+
+
+def _slots(cls: Any) -> tuple[str, ...]:
+    """The fields of the instances of a class with slots; `__dict__` where it has none."""
+    return () if isinstance(cls, _Missing) else tuple(getattr(cls, "__slots__", ("__dict__",)))
+
+
+def _flags(cls: Any) -> tuple[str, ...]:
+    """The data among the attributes of a class."""
+    return tuple(
+        name for name, value in (() if isinstance(cls, _Missing) else vars(cls).items())
+        if not name.startswith("__") and not callable(value)
+    )  # fmt: skip
+
+
+def _state(function: Any) -> tuple[str, ...]:
+    """What a jitted function says of itself."""
+    try:
+        return tuple(function.__getstate__())
+    except (AttributeError, TypeError):
+        return ()
 
 
 # --- Types ---------------------------------------------------------------------------------------
@@ -176,6 +218,7 @@ device_put_primitive = _lookup("jax._src.dispatch", "device_put_p")
 stages = _lookup("jax._src", "stages")
 pxla = _lookup("jax._src.interpreters", "pxla")
 Compiled = _lookup("jax._src.stages", "Compiled")
+InputsHandler = _lookup("jax._src.interpreters.pxla", "InputsHandler")
 MeshExecutable = _lookup("jax._src.interpreters.pxla", "MeshExecutable")
 ExecuteReplicated = _lookup("jax._src.interpreters.pxla", "ExecuteReplicated")
 ResultsHandler = _lookup("jax._src.interpreters.pxla", "ResultsHandler")
@@ -380,6 +423,45 @@ VARIABLES = frozenset({"test_event_listener", "last_error_info"})
 # --- Switches that `python -m jaxmarshal run` offers ---------------------------------------------
 set_tracebacks_enabled = _lookup("jaxlib._jax", "set_tracebacks_enabled")
 
+# --- The fields of JAX's objects -----------------------------------------------------------------
+#: Object -> its fields in the versions that were checked; see `_known`.
+EXPECTED_FIELDS: dict[str, frozenset[str]] = {
+    "jax._src.interpreters.pxla.ExecuteReplicated": frozenset((
+        "xla_executable", "name", "backend", "in_handler", "out_handler", "has_unordered_effects",
+        "ordered_effects", "keepalive", "has_host_callbacks", "_local_devices", "kept_var_idx",
+        "mut", "pgle_profiler", "__weakref__",
+    )),
+    "jax._src.interpreters.pxla.InputsHandler": frozenset((
+        "handler", "in_shardings", "in_layouts", "local_devices", "input_indices",
+    )),
+    "jax._src.interpreters.pxla.ResultsHandler": frozenset((
+        "handlers", "out_shardings", "out_avals",
+    )),
+    "jax._src.stages.Compiled": frozenset((
+        "args_info", "out_tree", "_executable", "_no_kwargs", "_params",
+    )),
+    "jax._src.interpreters.pxla.MeshExecutableFastpathData": frozenset((
+        "xla_executable", "out_pytree_def", "in_shardings", "out_shardings", "out_avals",
+        "out_committed", "kept_var_bitvec", "in_device_local_layouts", "const_args",
+    )),
+    "jax.jit": frozenset((
+        "cache", "cache_miss", "fun", "function_name", "global_cache_key", "pytree_registry",
+        "shard_arg_fallback", "static_argnames", "static_argnums", "version",
+    )),
+    "jax._src.core.Primitive": frozenset((
+        "multiple_results", "call_primitive", "ref_primitive", "skip_canonicalization",
+        "ref_allocating", "is_effectful",
+    )),
+}  # fmt: skip
+#: The fields that these objects have here.
+FOUND_FIELDS: dict[str, tuple[str, ...]] = dict(zip(EXPECTED_FIELDS, (
+    _slots(ExecuteReplicated), _slots(InputsHandler), _slots(ResultsHandler), _slots(Compiled),
+    getattr(FastpathData, "_fields", ()), _state(jnp.sin), _flags(Primitive),
+), strict=True))  # fmt: skip
+known_fields: dict[str, Any] = {
+    name: _known(name, FOUND_FIELDS[name], expected) for name, expected in EXPECTED_FIELDS.items()
+}
+
 #: Whether anything in a namespace was replaced is seen by its version (`_rules.pyx`).
 dict_versions: Any = True
 if sys.version_info >= (3, 14):
@@ -405,11 +487,15 @@ HAVE_DEVICE_PUT: bool = _have(
 HAVE_EXECUTE: bool = _have(
     "HAVE_EXECUTE", Compiled, MeshExecutable, ExecuteReplicated, compiled_call,
     mesh_executable_call, execute_replicated_call, consume_results, post_hook, abstractify,
-    physical_sharding, debug_key_reuse, collect_garbage, flags=("HAVE_DEVICE_PUT",),
+    physical_sharding, debug_key_reuse, collect_garbage, InputsHandler,
+    *(known_fields[f"jax._src.interpreters.pxla.{name}"]
+      for name in ("ExecuteReplicated", "InputsHandler", "ResultsHandler")),
+    known_fields["jax._src.stages.Compiled"], flags=("HAVE_DEVICE_PUT",),
 )
 HAVE_JIT: bool = _have(
     "HAVE_JIT", pjit, cpp_pjit, PjitFunction, FastpathData, fastpath_data, infer_params,
     infer_params_cache, no_tracing,
+    known_fields["jax._src.interpreters.pxla.MeshExecutableFastpathData"], known_fields["jax.jit"],
     cache_miss_code, *jit_key_states, abstract_mesh, disable_jit, flags=("HAVE_EXECUTE",),
 )
 HAVE_RULES: bool = _have(
@@ -422,7 +508,7 @@ if not HAVE_CONTEXT:
 HAVE_EAGER: bool = _have(
     "HAVE_EAGER", Primitive, primitive_bind, xla_primitive_callable, apply_primitive,
     stage_primitive, convert_bind_with_trace, canonicalize_value, jax_dtypes, enable_x64,
-    jit_primitive, flags=("HAVE_JIT", "HAVE_RULES"),
+    jit_primitive, known_fields["jax._src.core.Primitive"], flags=("HAVE_JIT", "HAVE_RULES"),
 )
 HAVE_REPLAY: bool = _have(
     "HAVE_REPLAY", array_getitem, PRNGKeyArray, IndexUpdateRef, custom_jvp, custom_jvp_call,
