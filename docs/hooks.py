@@ -7,6 +7,7 @@ A page is written as it stands in the repository, where its links and images wor
 - `<!-- include: ../README.md#switches -->` is replaced by that section of that document;
 - `<!-- tests of trap 4 -->` is replaced by the tests whose docstring begins with "Trap 4:";
 - `<!-- entry points -->` is replaced by the table of what `jaxmarshal.install()` replaces;
+- `<!-- to check: names -->` is replaced by what a new JAX may have changed, as the sources have it;
 - a drawing that stands alone in a paragraph is put into the page, where it has the page's colours;
 - a page that would load something from another host fails the build.
 
@@ -16,6 +17,7 @@ A mistake in any of these is a warning, and `mkdocs build --strict` makes it an 
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import logging
 import posixpath
@@ -43,7 +45,7 @@ PAGES = {
 LANGUAGES = {".pyx": "cython", ".pxd": "cython", ".h": "c", ".py": "python", ".pyi": "python"}
 
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
-DIRECTIVE = re.compile(r"^<!-- (include|tests of trap|entry points):? ?(\S*) -->$")
+DIRECTIVE = re.compile(r"^<!-- (include|tests of trap|entry points|to check):? ?(\S*) -->$")
 DRAWING = re.compile(r"^!\[([^\]]*)\]\(([^)]+\.svg)\)$")
 EXTERNAL = re.compile(
     r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^\s\"'>]+"
@@ -182,6 +184,31 @@ def _entry_points() -> str:
     return "\n".join(lines)
 
 
+def _to_check(part: str) -> str:
+    """A part of the checklist for a new JAX, from the sources."""
+    from jaxmarshal import _reference as gateway
+
+    source = _text("marshal/jaxmarshal/_reference.py")
+    names = collections.Counter(re.findall(r'_lookup\(\s*"([\w.]+)"', source))
+    low, high = (
+        ".".join(map(str, bound)) for bound in (gateway.LOWER_BOUND, gateway.UPPER_BOUND)
+    )
+    states = (gateway.jit_key_states, gateway.numpy_key_states)
+    items = {
+        "names": [f"`{module}`: {n} names" for module, n in sorted(names.items())],
+        "fields": [
+            f"`{name}`: {', '.join(sorted(fields))}"
+            for name, fields in gateway.EXPECTED_FIELDS.items()
+        ],
+        "states": [f"`{state.name}`" for of in states for state in of],
+        "bounds": [f"`LOWER_BOUND`: {low}", f"`UPPER_BOUND`: {high}"],
+        "figures": [
+            f"`{path.relative_to(ROOT)}`" for path in sorted(ROOT.glob("bench/**/figures/*.json"))
+        ],
+    }[part]
+    return "\n".join(f"- [ ] {item}" for item in items)
+
+
 def _drawing(path: str, text: str) -> str:
     """A drawing as part of the page."""
     body = re.sub(r"\s*\n\s*", " ", _text(path)[_text(path).index("<svg"):]).strip()
@@ -206,6 +233,7 @@ def _render(text: str, path: str, page: str) -> str:
     directives: dict[str, Callable[[str], str]] = {
         "tests of trap": lambda number: _tests_of(number, page),
         "entry points": lambda _: _entry_points(),
+        "to check": _to_check,
     }
     result = []
     for code, line in _lines(text):

@@ -124,7 +124,7 @@ LEFT_TO_JAX = {
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_options(target, options):
-    """Traps 6, 7, 9 and 10: each source, to each target, with each option, is put as in JAX."""
+    """Trap 7: each source, to each target, with each option, shares memory as in JAX."""
     for source, make in SOURCES.items():
         expected = outcome(jax.device_put, make(), TARGETS[target](), OPTIONS[options])
         for _ in range(3):

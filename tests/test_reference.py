@@ -251,3 +251,28 @@ def test_only_the_gateway_names_private_parts_of_jax():
     sources = [path for pattern in ("*.py", "*.pyx") for path in package.rglob(pattern)]
     assert len(sources) > 5
     assert [path.name for path in sources if private.search(path.read_text())] == ["_reference.py"]
+
+
+ANY_VERSION = """
+    import json, os, jax
+    {change}
+    import jaxmarshal
+    from jaxmarshal import _install, _reference
+    for _ in range(2):
+        jaxmarshal.device_put(1.0)
+    print(json.dumps([
+        _reference.SUPPORTED, _reference.why_not_supported(),
+        sum(entry.active for entry in _install.ENTRY_POINTS),
+        jaxmarshal.stats()["device_put"]["hits"],
+    ]))
+"""
+
+
+def test_a_version_outside_of_the_bounds():
+    """Nothing is fast there, but where a test asks for it."""
+    change = "jax.__version__ = '0.99.0'"
+    found = json.loads(run_code(ANY_VERSION.format(change=change)).stdout.splitlines()[-1])
+    assert found[0] is False and "0.99.0" in found[1] and found[2:] == [0, 0]
+    change += "; os.environ['JAXMARSHAL_TEST_ANY_JAX'] = '1'"
+    found = json.loads(run_code(ANY_VERSION.format(change=change)).stdout.splitlines()[-1])
+    assert found == [True, None, len(_install.ENTRY_POINTS), 1]
