@@ -79,6 +79,32 @@ def wide(rng):
     return [jnp.ones(4)] * 20 + [LEAVES[rng.choice(["numpy", "int", "array", "float64"])]()]
 
 
+def batched(rng):
+    """One part of an array, or several, for the devices of a sharding."""
+    target = rng.choice([SHARDED, SingleDeviceSharding(jax.devices()[0])])
+    part = LEAVES[rng.choice(["array", "numpy", "elsewhere", "deleted", "text"])]()
+    aval = jax.core.ShapedArray((4 * target.num_devices,), np.float32)
+    parts = [part] * rng.choice([target.num_devices, target.num_devices, 0])
+    devices = list(target._device_assignment)
+    return _install_found("batched_device_put"), (aval, target, parts, devices), {}
+
+
+def of_libraries():
+    """Calls of the fronts of libraries that are installed."""
+    calls = {}
+    with contextlib.suppress(ImportError):
+        import equinox
+
+        of_equinox = equinox.filter_jit(lambda x, y: x)
+        calls["equinox_filter_jit"] = lambda rng: (of_equinox, (tree(rng, 1), tree(rng, 0)), {})
+    with contextlib.suppress(ImportError):
+        from flax import nnx
+
+        of_nnx = nnx.jit(lambda x, y: x)
+        calls["nnx_jit"] = lambda rng: (of_nnx, (tree(rng, 0), tree(rng, 0)), {})
+    return calls
+
+
 class World:
     """The functions that a random program calls."""
 
@@ -88,11 +114,26 @@ class World:
         checked = jax.jit(lambda x: jax.debug.callback(lambda: None) or x)
         refused = checked.lower(jnp.ones(4)).compile()
         self.static = jax.jit(lambda x, n: x, static_argnums=1)
+        filtered = jaxmarshal.filter_jit(lambda x, y: x)
         self.calls = {
             "device_put": lambda rng: (
                 jax.device_put, (tree(rng), *rng.choice(
-                    [(), (), (None,), (jax.devices()[0],), (jax.devices()[1],), (SHARDED,)])),
+                    [(), (), (None,), (jax.devices()[0],), (jax.devices()[1],), (SHARDED,),
+                     (PartitionSpec("i"),), (PartitionSpec(),)])),
                 rng.choice([{}, {}, {}, {"may_alias": False}, {"donate": True}])),
+            "batched_device_put_impl": lambda rng: (
+                _install_found("batched_device_put_impl"), (tree(rng, 0), tree(rng, 0)),
+                {"devices": [rng.choice([None, jax.devices()[1], SHARDED]), None],
+                 "srcs": [None, None], "copy_semantics": [_reference.REUSE_INPUT] * 2}),
+            "batched_device_put": batched,
+            "functions": lambda rng: (*rng.choice([
+                (lax.neg, (tree(rng, 0),)), (lax.add, (tree(rng, 0), tree(rng, 0))),
+                (jnp.stack, ([tree(rng, 0)] * 2,)), (jax.nn.relu, (tree(rng, 0),)),
+                (jnp.reshape, (tree(rng, 0), rng.choice([4, (2, 2), "x"]))),
+                (jax.random.split, (LEAVES["key"](), rng.randrange(1, 4))),
+            ]), {}),
+            "filter_jit": lambda rng: (filtered, (tree(rng, 1), tree(rng, 0)), {}),
+            **of_libraries(),
             "jit": lambda rng: (plain, tuple(tree(rng) for _ in range(rng.randrange(3))), {}),
             "jit of many": lambda rng: (plain, tuple(wide(rng)), {}),
             "jit, static": lambda rng: (
@@ -213,7 +254,16 @@ def test_explain_agrees_for_long():
         for key, n in run(seed, STEPS).items():
             agreed[key] = agreed.get(key, 0) + n
     assert set(World().calls) <= set(agreed)
+    unasked = {"xla_primitive_callable", "results_handler_call"}    # JAX alone calls them
+    asked = {name.partition(",")[0].partition(" ")[0] for name in World().calls}
+    assert {entry.name for entry in _install.ENTRY_POINTS} - unasked <= asked
     assert {"hit", "not_recorded", "host_leaves", "executable", "hook", "options"} <= set(agreed)
+
+
+@pytest.mark.parametrize("seed", [100, 112])
+def test_a_number_that_comes_in_often(seed):
+    """Programs in which a number is kept as an array: from the call on that was said to be fast."""
+    assert run(seed, 20)["hit"] >= 5
 
 
 def test_asking_changes_nothing():

@@ -81,6 +81,31 @@ def test_without_a_name_that_all_need(name):
     assert "device_put               0 hits, 2 misses, 2 unsupported" in found["report"]
 
 
+def test_without_a_whole_module():
+    """Older versions lack some, and newer ones may; the import works all the same."""
+    done = run_code("""
+        import importlib
+        import jax
+        real = importlib.import_module
+
+        def without(name):
+            if name in ("jax._src.random.prng", "jax._src.mesh"):
+                raise ModuleNotFoundError(name)
+            return real(name)
+
+        importlib.import_module = without
+        import jaxmarshal
+        importlib.import_module = real
+        from jaxmarshal import _reference
+        assert _reference.prng_impls == ()
+        jaxmarshal.install()
+        for _ in range(2):
+            assert jax.device_put(1.0) + 1 == 2
+        print(sorted(_reference.missing))
+        """)
+    assert "jax._src.mesh" in done.stdout
+
+
 def test_without_one_entry_point():
     """What does not need the name is accelerated all the same."""
     found = without("jax._src.dispatch.batched_device_put_impl")

@@ -315,10 +315,12 @@ cdef int _meet_scalar(Plan plan, jm_slot* slot) except -1:
 cdef bint _note_scalar(Plan plan, jm_slot* slot) except -1:
     """Has the argument a value that comes in often? Notes it, unless that is only a question."""
     cdef Scalar scalar = _scalar_of(plan, slot)
+    cdef int seen    # with this call
     if scalar is not None:
+        seen = scalar.seen + (scalar.seen < MOST_SEEN)
         if not is_asked():
-            scalar.seen += scalar.seen < MOST_SEEN
-        return scalar.seen >= SEEN_OFTEN or scalar.array is not None
+            scalar.seen = seen
+        return seen >= SEEN_OFTEN or scalar.array is not None
     if not is_asked():
         _meet_scalar(plan, slot)
     return False

@@ -85,14 +85,17 @@ def _lookup(module: str, name: str) -> Any:
 
 
 def lookup_quietly(module: str, name: str) -> Any:
-    """`module.name`, or None: a name that need not be there."""
-    return getattr(importlib.import_module(module), name, None)
+    """`module.name`, or None: a name that need not be there, nor the module."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
 
 
 def _lookup_in_either(name: str, *modules: str) -> Any:
     """The same for a name that has moved from one module to another."""
     for module in modules:
-        found = getattr(importlib.import_module(module), name, None)
+        found = lookup_quietly(module, name)
         if found is not None:
             return found
     missing[f"{modules[0]}.{name}"] = f"not in {' nor '.join(modules)}"
