@@ -35,7 +35,7 @@ NOTHING = "no jitted function of it gives its arguments back"
 IN_PLACE = "its states are changed in place"
 REASONS = {
     "nnx_cached_partial": IN_PLACE, "nnx_train": IN_PLACE, "penzai_train": IN_PLACE,
-    "optimistix_fit": "its steps are not jitted by the loop",
+    "gymnax_rollout": "its state comes back behind another result",
 }  # fmt: skip
 
 _jit = jax.jit
@@ -130,14 +130,14 @@ class Compared:
         return self._plain.__get__(instance, owner)
 
 
-def comparing(plain: Any, counts: Counts, module: str) -> Callable[..., Any]:
+def comparing(plain: Any, counts: Counts) -> Callable[..., Any]:
     """In the place of `jax.jit` and the like for what a loop jits; what libraries jit stays."""
 
     def jit(function: Any = None, /, **options: Any) -> Any:
+        if Path(sys._getframe(1).f_code.co_filename).parent != HERE / "loops":
+            return plain(**options) if function is None else plain(function, **options)
         if function is None:
-            return lambda function: jit(function, **options)
-        if sys._getframe(1).f_globals["__name__"] != module:
-            return plain(function, **options)
+            return lambda function: Compared(plain, function, options, counts)
         return Compared(plain, function, options, counts)
 
     return jit
@@ -146,11 +146,11 @@ def comparing(plain: Any, counts: Counts, module: str) -> Callable[..., Any]:
 def measure(name: str, steps: int) -> Counts:
     """Run some steps of a loop."""
     counts = Counts()
-    jax.jit = comparing(_jit, counts, name)
+    jax.jit = comparing(_jit, counts)
     try:
         import equinox
 
-        equinox.filter_jit = comparing(equinox.filter_jit, counts, name)
+        equinox.filter_jit = comparing(equinox.filter_jit, counts)
     except ImportError:
         pass
     loop = importlib.import_module(name)
