@@ -97,6 +97,7 @@ class Compared:
         options = {k: v for k, v in options.items() if not k.startswith("donate")}
         self._function = function
         self._plain = jit(function, **options)
+        self.lower = getattr(self._plain, "lower", None)    # what it compiles is not compared
         self._carries: dict[Any, Any] = {}
         self._comparable = not options
         self._counts = counts
