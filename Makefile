@@ -57,7 +57,7 @@ STUBTEST := --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allow.txt
 
 .DELETE_ON_ERROR:
 .PHONY: help build demo test matrix plugin never-slower gpu-kit gpu debug asan memcheck fuzz guards soak \
-	bench programs docs dist lint clean
+	bench programs docs pages dist lint clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "%-13s %s\n", $$1, $$2 }' Makefile
@@ -124,6 +124,10 @@ programs: $(VENV_PROGRAMS)/.installed ## run loops of flax, equinox and others w
 docs: $(VENV)/.installed ## build the documentation into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --quiet --strict $(ARGS)
 	@echo 'The site: build/site/index.html'
+
+pages: $(VENV)/.installed ## open the documentation and what commands write in a browser (Chromium)
+	$(VENV)/bin/python -m pytest tests/test_site.py $(ARGS)
+	$(VENV)/bin/python -m pytest tests/test_compare.py tests/test_bench.py -k page $(ARGS)
 
 dist: $(VENV_CI)/.installed ## build source archive and wheel into dist/, check them, try them
 	$(VENV_CI)/bin/nox -s dist

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from browser import ASK_WIDTH, WIDTH, in_scheme, opened
 from child import run
 from conftest import LAYOUT_OFF
 
@@ -139,6 +140,17 @@ def test_page(small):
     assert text.count("<svg") >= 2
     for row in results.read(small / "new.json")["rows"]:
         assert row["case"] in text
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_in_a_browser(small, tmp_path, scheme):
+    """At 1200 pixels it does not scroll sideways, and the console is empty."""
+    page = tmp_path / "page.html"
+    page.write_text((small / "new.html").read_text(encoding="utf-8") + ASK_WIDTH, encoding="utf-8")
+    found, console = opened(page.as_uri(), tmp_path, in_scheme(scheme))
+    assert console == []
+    width, window = map(int, re.search(r"WIDTH (\d+) of (\d+)", found).groups())
+    assert width <= window <= WIDTH
 
 
 def test_compare(small, tmp_path):

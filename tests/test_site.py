@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from browser import WIDTH, opened
 from child import PACKAGE_ROOT
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -28,6 +29,27 @@ pytestmark = [
 ]
 
 
+#: Lets a page load what it needs, search for instance, before it is looked at.
+AWAIT = "--virtual-time-budget=20000"
+
+#: Opens pages one after the other in a frame, and says how wide each is.
+FRAME = """<!doctype html><html><body><script>
+const say = text => { const p = document.createElement("pre"); p.textContent = text;
+  document.body.append(p); };
+const frame = document.createElement("iframe");
+frame.style.cssText = "width: %dpx; height: 900px; border: 0";
+document.body.append(frame);
+const waiting = %s;
+frame.onload = () => {
+  const root = frame.contentDocument.documentElement, name = frame.src.split("/").at(-1);
+  if (name.endsWith(".html")) say(`WIDTH ${name} ${root.scrollWidth} of ${root.clientWidth}`);
+  if (waiting.length) frame.src = waiting.shift();
+};
+frame.src = waiting.shift();
+</script></body></html>
+"""
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The folder of the built site."""
@@ -39,20 +61,6 @@ def site(tmp_path_factory):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
-
-
-def opened(page, tmp_path):
-    """What a browser makes of a page that is opened as a file, and what it complains of."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no Chromium: the pages were NOT opened in a browser")
-    done = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
-         "--enable-logging=stderr", "--virtual-time-budget=20000", "--window-size=1200,900",
-         f"--user-data-dir={tmp_path / 'profile'}", page],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
 def test_the_first_page_opens_as_the_readme_does(site):
@@ -76,12 +84,25 @@ def test_the_first_page_opens_as_the_readme_does(site):
 def test_a_page_that_is_opened_as_a_file(site, tmp_path, page):
     """No error in the console."""
     path = sorted(site.glob(f"{page}.html"))[0]
-    text, errors = opened(path.as_uri(), tmp_path)
-    assert "</html>" in text and errors == []
+    _, errors = opened(path.as_uri(), tmp_path, AWAIT)
+    assert errors == []
+
+
+def test_no_page_is_wider_than_the_window(site, tmp_path):
+    """At 1200 pixels no page of the site scrolls sideways, or complains."""
+    pages = sorted(site.glob("*.html")) + sorted(site.glob("source/*/*.html"))[:1]
+    page = tmp_path / "frame.html"
+    page.write_text(FRAME % (WIDTH, json.dumps([path.as_uri() for path in pages])))
+    text, errors = opened(page.as_uri(), tmp_path, "--allow-file-access-from-files", AWAIT)
+    found = re.findall(r"<pre>WIDTH (\S+) (\d+) of (\d+)</pre>", text)
+    assert [name for name, _, _ in found] == [path.name for path in pages]
+    assert [name for name, width, shown in found if int(width) > int(shown)] == []
+    assert all(WIDTH - 30 < int(shown) <= WIDTH for _, _, shown in found)    # a scroll bar
+    assert errors == []
 
 
 def test_search_in_a_page_that_is_opened_as_a_file(site, tmp_path):
     """It finds what stands on another page."""
-    text, errors = opened(f"{(site / 'index.html').as_uri()}?q=donated", tmp_path)
+    text, errors = opened(f"{(site / 'index.html').as_uri()}?q=donated", tmp_path, AWAIT)
     assert errors == []
     assert re.search(r"md-search-result__meta\">\s*[1-9]\d* matching documents", text)
