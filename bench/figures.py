@@ -1,14 +1,16 @@
-"""Write the committed figures into the documents, between markers.
+"""Write the committed figures, and the versions of the matrix, into the documents, between markers.
 
     python bench/figures.py            rewrite both READMEs of bench/, and README.md
     python bench/figures.py --check    exit status 1 where they say something else
 
 The figures are the files in `bench/figures/`, written by `python -m jaxmarshal bench --json`, and
-those in `bench/programs/figures/`, written by `bench/programs/run.py --json`.
+those in `bench/programs/figures/`, written by `bench/programs/run.py --json`. The versions are
+those of `noxfile.py`.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from pathlib import Path
@@ -101,7 +103,7 @@ def _ratios(documents: list[dict[str, Any]]) -> str:
     names = [_column(found) for found in documents]
     lines = [
         "| × faster than JAX (× the floor) | " + " | ".join(names) + " |",
-        "| --- |" + " --- |" * len(names),
+        "| --- |" + " ---: |" * len(names),
     ]
     for group, case in HEADLINES:
         cells = []
@@ -141,7 +143,7 @@ def program_headlines() -> str:
     """The ratios of a few loops, a column for each file, and what all come to."""
     documents = [json.loads(path.read_text()) for path in PROGRAMS]
     names = [f"JAX {found['versions']['jax']}" for found in documents]
-    lines = [f"| program | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
+    lines = [f"| program | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
     ratios = [
         {row["loop"]: row["ratio"] for row in found["rows"] if "ratio" in row}
         for found in documents
@@ -160,6 +162,17 @@ def program_headlines() -> str:
     return "\n".join(lines)
 
 
+def versions() -> str:
+    """The pairs of Python and JAX that the whole suite runs with."""
+    tree = ast.parse((HERE.parent / "noxfile.py").read_text(encoding="utf-8"))
+    (matrix,) = (
+        ast.literal_eval(node.value) for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MATRIX"
+    )  # fmt: skip
+    lines = ["| Python | JAX |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {python} | {jax} |" for jax, python in matrix.items())])
+
+
 def documents() -> dict[Path, str]:
     """What each document should say."""
     wanted: dict[Path, str] = {}
@@ -168,6 +181,7 @@ def documents() -> dict[Path, str]:
         (HERE / "programs" / "README.md", "figures", programs()),
         (HERE.parent / "README.md", "programs", program_headlines()),
         (HERE.parent / "README.md", "figures", headlines()),
+        (HERE.parent / "README.md", "versions", versions()),
     ):
         old = wanted.get(path) or path.read_text(encoding="utf-8")
         before, start, rest = old.partition(f"<!-- {name} -->\n")
