@@ -54,8 +54,10 @@ def _svg(figure: Any, salt: str) -> str:
 
 def _axes(rows: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    layout = ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.08)    # inches
+    figure = Figure(figsize=(width, height), layout=layout)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.tick_params(colors=INK, which="both", labelsize=8)
@@ -136,6 +138,7 @@ def _speedups(rows: list[dict[str, Any]]) -> str:
         )
     axis.axvline(1, color=INK, linewidth=0.8)
     axis.set_xscale("log")
+    axis.margins(x=0.07)    # for the number behind the longest bar
     _plain_numbers(axis.xaxis)
     axis.set_yticks(list(places), names, fontsize=7)
     axis.set_ylim(len(shown) - 0.4, -0.6)
