@@ -6,7 +6,6 @@ import html
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import time
 from html.parser import HTMLParser
 
 import pytest
+from browser import ASK_WIDTH, WIDTH, in_scheme, opened
 from child import PACKAGE_ROOT, run, status_of
 
 from jaxmarshal import _compare_text, _flame, _install, _profile, fronts
@@ -272,12 +272,9 @@ def test_the_speedscope_file(result, folder):
         assert shown == pytest.approx(all_of_it["time"])
 
 
-#: Asks the page itself, in its words for a browser's console.
-ASK = """
+#: Asks the page itself.
+ASK = ASK_WIDTH + """
 <script>
-const say = text => { const p = document.createElement("pre"); p.textContent = text;
-  document.body.append(p); };
-say(`WIDTH ${document.documentElement.scrollWidth} of ${innerWidth}`);
 say(`TICKS ${document.querySelectorAll(".tick").length}`);
 const heads = [...document.querySelectorAll("th")].filter(th => th.textContent === "why not fast");
 say(`REASON ${heads.length} ${Math.ceil(heads[0].getBoundingClientRect().right)}`);
@@ -291,31 +288,22 @@ say(`FRAMES ${few} ${frames()}`);
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_in_a_browser(compared, folder, tmp_path, scheme):
     """Both graphs with time axes, no error, and all columns within 1200 pixels."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no Chromium: the page was NOT opened in a browser")
     page = tmp_path / "page.html"
     errors = "<script>window.onerror = (text) => document.title = 'ERROR ' + text;</script>"
     text = (folder / "out.html").read_text(encoding="utf-8")
     page.write_text(text.replace("<style>", f"{errors}<style>", 1) + ASK, encoding="utf-8")
-    done = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
-         "--enable-logging=stderr", "--window-size=1200,900",
-         f"--blink-settings=preferredColorScheme={int(scheme == 'light')}",
-         f"--user-data-dir={folder / 'profile'}", str(page)],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert "<title>ERROR" not in done.stdout
-    assert "CONSOLE" not in done.stderr, done.stderr
-    assert done.stdout.count('class="graph"') == 2
-    panels = done.stdout.split("<section>")[1:]
+    found, console = opened(page.as_uri(), tmp_path, in_scheme(scheme))
+    assert "<title>ERROR" not in found
+    assert console == []
+    assert found.count('class="graph"') == 2
+    panels = found.split("<section>")[1:]
     assert all(panel.count('class="frame"') > 10 for panel in panels)
-    width, window = map(int, re.search(r"WIDTH (\d+) of (\d+)", done.stdout).groups())
-    assert width <= window <= 1200
-    assert int(re.search(r"TICKS (\d+)", done.stdout)[1]) >= 6
-    tables, right = map(int, re.search(r"REASON (\d+) (\d+)", done.stdout).groups())
+    width, window = map(int, re.search(r"WIDTH (\d+) of (\d+)", found).groups())
+    assert width <= window <= WIDTH
+    assert int(re.search(r"TICKS (\d+)", found)[1]) >= 6
+    tables, right = map(int, re.search(r"REASON (\d+) (\d+)", found).groups())
     assert tables == 1 and right <= window
-    few, many = map(int, re.search(r"FRAMES (\d+) (\d+)", done.stdout).groups())
+    few, many = map(int, re.search(r"FRAMES (\d+) (\d+)", found).groups())
     assert 20 < few < many
 
 
@@ -470,6 +458,7 @@ INSTALLS = """
         for _ in range(5):
             jax.device_put(np.ones(3, np.float32))
             triple(x)
+    print([row.call for row in jaxmarshal.report().rows])
 """
 
 
@@ -487,6 +476,9 @@ def test_a_script_that_installs_jaxmarshal(tmp_path):
     assert triple["plain"]["calls"] == triple["jaxmarshal"]["calls"] == 14
     assert triple["jaxmarshal"]["hits"] >= 12    # `jaxmarshal.jit` stays fast without install()
     assert result["runs"]["plain"]["stats"]["jit"]["hits"] == 0
+    # The calls by which a report measures what was saved are none of the script's.
+    assert not [row for row in result["sites"] if row["line"] == 16]
+    assert "'<lambda> (jit), script.py:7'" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from jaxmarshal import (
     _compare,
     _compare_text,
     _count,
+    _defined,
     _functions,
     _install,
     _phases,
@@ -227,6 +228,23 @@ def test_advice():
     ]
 
 
+def test_advice_for_many_misses():
+    """Calls that miss again and again are no first calls, and a jitted function is one function."""
+    ours = [
+        row(not_recorded=(2, 1.0, 0.5)), row(line=2, not_recorded=(1000, 1.0, 0.5)),
+        {**row("jit", not_recorded=(1000, 1.0, 0.5)), "name": "step", "is_definition": True},
+    ]  # fmt: skip
+    told = dict(_compare_text.advice(compared([], ours)["sites"]))
+    assert list(told) == [
+        "not_recorded, jax.device_put",
+        "not_recorded, device_put at f:2, in g, step (jit) at f:1",
+    ]
+    few, many = told.values()
+    assert "Nothing for the first calls of a kind" in few
+    assert many.startswith("1000 such calls missed so far, and none hit.")
+    assert "What to do: Pad to a few shapes" in many
+
+
 def test_names_of_functions():
     """As programs write them: of modules, methods, and objects that are called."""
     by_name = {
@@ -350,6 +368,29 @@ def test_where_functions_are_defined():
     assert _reference.source_of(compiled) == ("plain", __file__, line)
     assert _reference.source_of(object()) is None
     assert _count._site_of_compiled(compiled)[:4] == ("compiled_call", "plain", __file__, line)
+
+
+def test_nothing_is_asked_to_find_a_definition():
+    """Neither attributes nor descriptors of the program's run: they may do anything."""
+    asked = []
+
+    class Asked:
+        def __getattr__(self, name):
+            asked.append(name)
+            raise AttributeError(name)
+
+        @property
+        def __wrapped__(self):
+            asked.append("__wrapped__")
+
+        def __call__(self, x):
+            return x
+
+    for made in (Asked(), functools.partial(Asked()), Asked().__call__):
+        function = jax.jit(made)
+        asked.clear()
+        _defined.of_jitted(function)
+        assert asked == []
 
 
 def some_function(x):

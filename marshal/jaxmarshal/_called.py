@@ -7,18 +7,16 @@ the names in it lead to the function, as far as they can be followed without cal
 from __future__ import annotations
 
 import ast
-import inspect
 import linecache
 import os
 import sys
-from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import jax
 
-from jaxmarshal import _named
+from jaxmarshal import _defined, _named
 
 #: The folders whose frames are no program's: those of JAX and of this package.
 _INNER = tuple(
@@ -61,13 +59,6 @@ def _value(expression: ast.expr, frame: FrameType) -> Any:
     return frame.f_globals.get(name)
 
 
-def _code_of(function: Any) -> CodeType | None:
-    while isinstance(function, partial):
-        function = function.func
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return code if isinstance(code, CodeType) else None
-
-
 def _place(file: str, line: int) -> str:
     here = os.getcwd() + os.sep
     return f"{file.removeprefix(here)}:{line}"
@@ -80,7 +71,7 @@ def called() -> str:
         return ""
     try:
         expression = _expression(frame)
-        code = None if expression is None else _code_of(_value(expression, frame))
+        code = None if expression is None else _defined.code_of(_value(expression, frame))
     except Exception:    # whatever stands there, the place is known
         expression = code = None
     if expression is None or code is None or code.co_filename.startswith(_INNER):

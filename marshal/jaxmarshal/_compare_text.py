@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import textwrap
@@ -11,8 +10,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from jaxmarshal import _compare
+from jaxmarshal._defined import short
 from jaxmarshal._profile import OURS, PLAIN
-from jaxmarshal.reasons import PUBLIC, advice_for, reason_for
+from jaxmarshal.reasons import PUBLIC, Reason, advice_for, reason_for
 
 #: What a function was made by, where that is not the name of the entry point.
 _KINDS = {
@@ -88,15 +88,6 @@ def summary(result: dict[str, Any]) -> str:
         f"{text} The plain run made {plain} such calls and the jaxmarshal run {ours}: of each row "
         "the smaller number counts, at the mean time of a call."
     )
-
-
-def short(path: str, narrow: bool = False) -> str:
-    """A path for a table: from the current folder, or its last two parts; narrow, its last."""
-    relative = path.removeprefix(os.getcwd() + os.sep)
-    parts = relative.split(os.sep)
-    if narrow:
-        return relative if len(parts) == 1 else f"…/{parts[-1]}"
-    return relative if relative != path or len(parts) <= 3 else "…/" + "/".join(parts[-2:])
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -184,10 +175,19 @@ def function_table(
 def advice(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """What the reasons in these rows mean and what to do about them: (of what, text)."""
     return advice_for(
-        (PUBLIC.get(row["entry_point"], row["entry_point"]), reason_for(row["entry_point"], reason))
+        _advice(row, name, misses)
         for row in rows
-        for reason in row[OURS]["misses_by_reason"]
+        for name, misses in row[OURS]["misses_by_reason"].items()
     )
+
+
+def _advice(row: dict[str, Any], name: str, misses: int) -> tuple[str, Reason]:
+    """Of what a reason is told, and the reason: of this row alone, where its many misses say so."""
+    entry_point = row["entry_point"]
+    reason = reason_for(entry_point, name, row[OURS]["hits"], misses, one_function=True)
+    if reason == reason_for(entry_point, name):
+        return PUBLIC.get(entry_point, entry_point), reason
+    return f"{call(row)} at {place(row)}", reason
 
 
 class Table(NamedTuple):

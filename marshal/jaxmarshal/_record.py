@@ -38,8 +38,9 @@ def _kind(name: str, file: str, parent: str) -> str:
 
 _COUNTERS = (_count.__file__, _count_fronts.__file__)
 _ENTRY_POINTS = _count_fronts.NAMES.union(entry.name for entry in _install.ENTRY_POINTS)
-_LIBRARIES = tuple(
-    sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
+_LIBRARIES = (
+    str(Path(__file__).parent) + os.sep,    # which may stand in a checkout
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
 
 

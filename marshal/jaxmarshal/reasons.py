@@ -351,7 +351,9 @@ for _entry in _COMPILING:
 MANY = 16
 
 
-def reason_for(entry_point: str, name: str, hits: int = 0, misses: int = 0) -> Reason:
+def reason_for(
+    entry_point: str, name: str, hits: int = 0, misses: int = 0, one_function: bool = False
+) -> Reason:
     """The reason with this name, in the words that fit the entry point.
 
     Args:
@@ -359,11 +361,12 @@ def reason_for(entry_point: str, name: str, hits: int = 0, misses: int = 0) -> R
       name: the name of the reason.
       hits: how many of these calls hit so far, and
       misses: how many had this reason. With many misses and no hit the advice is not to wait. Of
-        entry points that compile it is all the same: so many functions have first calls.
+        entry points that compile it is all the same: so many functions have first calls; but not
+      one_function: where these are the calls of a single function.
     """
     reason = _SPECIAL.get((entry_point, name), _BY_NAME[name])
-    first = hits or misses < MANY or entry_point in (*_COMPILING, "compiled_call")
-    if first or _FIRST not in reason.advice:
+    many_functions = entry_point in (*_COMPILING, "compiled_call") and not one_function
+    if hits or misses < MANY or many_functions or _FIRST not in reason.advice:
         return reason
     advice = reason.advice.removeprefix(f"{_FIRST} Where call after call misses, ")
     return reason._replace(
