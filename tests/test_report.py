@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import threading
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from child import run_code
 from conftest import LAYOUT_OFF
 from jax._src import core
 
@@ -36,11 +40,13 @@ KEY = jax.random.PRNGKey(0)
 
 
 def rows():
-    return {row.call: (row.calls, row.fast) for row in jaxmarshal.report().rows}
+    """Calls and fast ones by call, without the place of a definition."""
+    found = jaxmarshal.report().rows
+    return {row.call.partition(", ")[0]: (row.calls, row.fast) for row in found}
 
 
 #: What else a call does by itself: `x > x` in the arguments.
-BESIDE = {"jnp.where": "jitted functions"}
+BESIDE = {"jnp.where": "greater (jit)"}
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -102,7 +108,136 @@ def test_calls_of_other_threads_are_no_steps():
             x[0]
         go_on.set()
         thread.join()
-        assert rows() == {"x[...]": (5, 0 if LAYOUT_OFF else 5), "jitted functions": (1, 0)}
+        assert rows() == {"x[...]": (5, 0 if LAYOUT_OFF else 5), "slow (jit)": (1, 0)}
+
+
+def line_of(function):
+    return f"tests/test_report.py:{function.__code__.co_firstlineno}"
+
+
+def double(x):
+    return x * 2
+
+
+def halve(x):
+    return x / 2
+
+
+@pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without object layout")
+def test_each_function_has_a_row(monkeypatch):
+    """Jitted or compiled: its name and the line of its definition, also after it has died."""
+    monkeypatch.chdir(Path(__file__).parents[1])
+    x = jnp.arange(8.0)
+
+    def calls_of_two():
+        jitted, compiled = jax.jit(double), jax.jit(halve).lower(x).compile()
+        for _ in range(10):
+            jitted(x)
+            compiled(x)
+        again = jax.jit(functools.partial(double))    # the same function
+        for _ in range(10):
+            again(x)
+
+    with jaxmarshal.installed():
+        calls_of_two()
+        gc.collect()
+        found = {row.call: (row.calls, row.fast) for row in jaxmarshal.report().rows}
+        assert found == {
+            f"double (jit), {line_of(double)}": (20, 18),
+            f"halve (compiled), {line_of(halve)}": (10, 9),
+        }
+        # What both rows say is said once, of all such functions.
+        text = str(jaxmarshal.report())
+        assert text.count("jaxmarshal has not recorded such a call yet") == 1
+        jaxmarshal.reset_stats()
+        assert jaxmarshal.report().rows == []
+
+
+@pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without object layout")
+def test_calls_inside_of_others_are_no_calls_of_functions():
+    """What a call of an operator leads to has no row, whoever calls the same function besides."""
+    x = jnp.arange(8.0)
+    with jaxmarshal.installed():
+        for _ in range(6):
+            x.at[0].set(1.0), jnp.vstack([x, x])
+        jaxmarshal.reset_stats()
+        for _ in range(6):
+            x.at[0].set(1.0), jnp.vstack([x, x])
+        assert set(rows()) == {"x.at[...].set", "jnp.vstack"}
+
+
+@pytest.mark.parametrize("refused", ["leave", "skip", "context", "host"])
+@pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without object layout")
+def test_misses_of_a_function(refused):
+    """However a call misses, its function has it: a row's reasons are all there are."""
+    x = jnp.arange(8.0)
+    function = {
+        "leave": jax.jit(lambda x: (jax.debug.callback(lambda: None), x)[1]),
+        "skip": jax.jit(lambda x: x + 1), "context": jax.jit(lambda x: x - 1),
+        "host": jax.jit(lambda x, y: x + y),
+    }[refused]  # fmt: skip
+    with jaxmarshal.installed():
+        for i in range(40):
+            if refused == "context":
+                with jax.transfer_guard("disallow") if i % 2 else jax.debug_nans(True):
+                    function(x)
+            elif refused == "skip":
+                function(jnp.zeros(i + 1, np.int8))
+            else:
+                function(*([np.ones(8)] * 2 if refused == "host" else [x]))
+        counts = jaxmarshal.stats()["jit"]
+        by_function = _stats.by_function()["jit"]
+        named = [count for name, count in by_function.items() if name.startswith("<lambda> (jit)")]
+        (count,) = [count for count in named if count["hits"] + count["misses"]]
+        assert count["hits"] + count["misses"] == 40
+        assert count["misses"] > 20 or refused == "context"
+        assert counts["hits"] >= count["hits"] and counts["misses"] >= count["misses"]
+
+
+def test_functions_that_share_a_row():
+    """Those that are called least, and those that nobody knows by name."""
+    functions = {f"f{i} (jit), s.py:{i}": counts(100 - i, aval=1) for i in range(20)}
+    hits = sum(count["hits"] for count in functions.values())
+    found = {"jit": {**counts(hits + 7, aval=25, trace=3), "by_function": functions}}
+    report = _report.Report(found)
+    shown = _report.MOST_FUNCTIONS
+    others, *rows = report.rows
+    assert others.call == "other jitted functions"
+    assert [row.call for row in rows] == list(functions)[:shown]
+    rest = list(functions.values())[shown:]
+    assert others.fast == sum(count["hits"] for count in rest) + 7
+    assert others.calls == others.fast + len(rest) + 5
+    assert sum(row.calls for row in report.rows) == hits + 7 + 25
+    assert report.tracing == 3
+
+
+def test_a_function_that_never_hits():
+    """Its misses are those of one function: no first calls."""
+    functions = {"f (jit), s.py:1": counts(0, not_recorded=1000)}
+    report = _report.Report({"jit": {**counts(0, not_recorded=1000), "by_function": functions}})
+    assert "not_recorded: 1000 such calls missed so far, and none hit." in str(report)
+
+
+def test_names_without_end():
+    """A program that defines function after function runs out of rows, and not of memory."""
+    done = run_code("""
+        import jax
+        import jaxmarshal.auto
+        from jaxmarshal import _stats
+
+        jax.config.update("jax_disable_jit", True)
+        jax.device_put(1.0)
+        for i in range(4500):
+            found = {}
+            exec(compile(f"def f{i}(x): return x", "many.py", "exec"), found)
+            jax.jit(found[f"f{i}"])(1.0)
+        names = _stats.by_function()["jit"]
+        jaxmarshal.device_put(1.0)
+        print(4000 < sum("many.py" in name for name in names) <= 4096 == len(names))
+        (row,) = [row for row in jaxmarshal.report().rows if row.call == "other jitted functions"]
+        print(row.calls)
+    """)
+    assert done.stdout.split() == ["True", "4488"]
 
 
 def test_calls_of_functions_that_are_not_compiled():

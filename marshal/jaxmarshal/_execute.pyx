@@ -28,18 +28,19 @@ from jaxmarshal._method cimport (
     PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
 )
 from jaxmarshal._plan cimport (
-    Plan, Plans, check_transfers, is_scalar, keep_plan, plans_of, reason_of_miss, set_results
+    Plan, Plans, check_transfers, give_plans, is_scalar, keep_plan, name_counts, plans_of,
+    reason_of_miss, set_results
 )
 from jaxmarshal._records cimport REFUSED
 from jaxmarshal._rules cimport is_untouched, placement_rules
 from jaxmarshal._stats cimport (
     CONTEXT, EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, OBJECT_LAYOUT, REPLACED, TREE,
-    UNSUPPORTED, count_hit, count_miss, entry_number, is_asked, perform, reason_is_about_a_kind,
-    reason_of_kind
+    NOBODY, UNSUPPORTED, Entry, count_hit, count_hit_of, count_miss, count_miss_of, entries,
+    entry_number, is_asked, perform, reason_is_about_a_kind, reason_of_kind
 )
 from jaxmarshal._tree cimport Structure, free_structure, init_structure
 
-from jaxmarshal import _reference
+from jaxmarshal import _defined, _reference
 
 cdef extern from "jaxmarshal/containers.h":
     PyObject** jm_tuple_items(object items) noexcept
@@ -331,6 +332,19 @@ cdef tuple gather(Call* call, tuple args, dict kwargs):
     return values if names is None else (values, names)
 
 
+cdef Entry* _counts(object compiled, Plans plans) except NULL:
+    """Where calls count by the name of the function, which the first miss finds out."""
+    if plans is None:
+        plans = Plans()
+        try:
+            give_plans(compiled, plans)
+        except TypeError:    # it is none
+            return &entries[NOBODY]
+    if not plans.is_named:
+        name_counts(plans, "compiled_call", _defined.of_compiled, compiled)
+    return plans.counts
+
+
 cdef PyObject* _compiled(
     PyObject* method, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
@@ -345,27 +359,29 @@ cdef PyObject* _compiled(
     cdef int reason = HIT, refused
     if n == 0:    # an error
         return PyObject_Vectorcall(<PyObject*>_compiled_call, args, nargsf, names)
+    plans = plans_of(<object>args[0])
     if words_are_vouched_for():
-        plans = plans_of(<object>args[0])
         context = context_for_execution(plans, &reason)
     else:
         reason = OBJECT_LAYOUT
     if reason:
-        count_miss(_compiled_entry, reason)
+        count_miss_of(_compiled_entry, _counts(<object>args[0], plans), reason)
         return perform(<PyObject*>_compiled_call, args, n, names)
     describe(&call, args + 1, n - 1, names, running_context)
     if plans is not None:
         call.entry = _compiled_entry
         result = try_plans(plans, None, context, &call, &reason)
         if result != NULL:
-            count_hit(_compiled_entry)
+            count_hit_of(_compiled_entry, plans.counts)
             return result
     else:
         reason = NOT_RECORDED
     jm_table_init(&table, &counters)
     try:
         plan = _make_tree_plan(<object>args[0], &call, context, &table, &refused)
-        count_miss(_compiled_entry, reason_of_miss(plan, refused, reason))
+        count_miss_of(
+            _compiled_entry, _counts(<object>args[0], plans), reason_of_miss(plan, refused, reason)
+        )
         result = perform(<PyObject*>_compiled_call, args, n, names)
         if result != NULL:
             _keep(args[0], plan, refused, &table)

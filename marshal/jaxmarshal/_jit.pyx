@@ -27,13 +27,13 @@ from jaxmarshal._layout cimport words_are_vouched_for
 from jaxmarshal._method cimport (
     PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
 )
-from jaxmarshal._plan cimport it_fitted, nothing_fitted
+from jaxmarshal._plan cimport it_fitted, name_counts, nothing_fitted
 from jaxmarshal._stats cimport (
-    HOST_LEAVES, NOT_RECORDED, OBJECT_LAYOUT, answer, count_hit, count_miss, entries, entry_number,
-    is_asked, number_now
+    HOST_LEAVES, NOT_RECORDED, OBJECT_LAYOUT, Entry, answer, count_another_miss_of, count_hit_of,
+    count_miss_of, entry_number, is_asked
 )
 
-from jaxmarshal import _jit_record, _reference
+from jaxmarshal import _defined, _jit_record, _reference
 from jaxmarshal._rules import put_in_place_of
 
 cdef extern from *:
@@ -107,6 +107,13 @@ cdef PyObject* _call_reference(
     return result if _tape.current is None else _noted(self, args, nargsf, names, result)
 
 
+cdef inline Entry* _counts(PyObject* self, JitPlans plans) except NULL:
+    """Where calls of the function count by its name, which its first miss finds out."""
+    if not plans.is_named:
+        name_counts(plans, "jit", _defined.of_jitted, <object>self)
+    return plans.counts
+
+
 cdef PyObject* _call(
     PyObject* self, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
@@ -120,16 +127,16 @@ cdef PyObject* _call(
     if plans is None:
         return _reference_call(self, args, nargsf, names)
     if not words_are_vouched_for():
-        count_miss(_entry, OBJECT_LAYOUT)
+        count_miss_of(_entry, _counts(self, plans), OBJECT_LAYOUT)
         return _call_reference(self, args, nargsf, names)
     if _is_left(plans):
         if is_asked():
             answer(_entry, plans.refusal)
-        entries[number_now(_entry)].misses[plans.refusal] += 1
+        count_another_miss_of(_entry, plans.counts, plans.refusal)
         return _call_reference(self, args, nargsf, names)
     context = jit_context(&reason)
     if context is None:
-        count_miss(_entry, reason)
+        count_miss_of(_entry, _counts(self, plans), reason)
         return _call_reference(self, args, nargsf, names)
     describe(&call, args, PyVectorcall_NARGS(nargsf), names, jit_context)
     call.entry = _entry
@@ -139,7 +146,7 @@ cdef PyObject* _call(
             plans, plans.rule, context, &call, &reason
         )
         if result != NULL:
-            count_hit(_entry)
+            count_hit_of(_entry, plans.counts)
             it_fitted(plans)
             return _noted(self, args, nargsf, names, result)
         if PyErr_Occurred() != NULL:
@@ -147,12 +154,13 @@ cdef PyObject* _call(
         if not is_asked():
             nothing_fitted(plans, reason, SOME_MISSES)
     if reason == HOST_LEAVES:    # there is a plan, for scalars that stay the same
-        count_miss(_entry, reason)
+        count_miss_of(_entry, plans.counts, reason)
         return _call_reference(self, args, nargsf, names)
     if plans.leave:
-        count_miss(_entry, plans.refusal if reason == NOT_RECORDED else reason)
+        count_miss_of(_entry, plans.counts, plans.refusal if reason == NOT_RECORDED else reason)
         plans.leave -= 1
         return _call_reference(self, args, nargsf, names)
+    _counts(self, plans)
     result = (<record_function>call_and_record)(
         self, _reference_call, plans, context, &call, _entry, reason
     )

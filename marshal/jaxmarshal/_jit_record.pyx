@@ -37,7 +37,7 @@ from jaxmarshal._rules cimport bind_rules, is_untouched
 from jaxmarshal._scalars cimport narrows_silently, scalar_array
 from jaxmarshal._static cimport StaticArgument
 from jaxmarshal._stats cimport (
-    DELETED, EXECUTABLE, HIT, HOST_LEAVES, NOT_RECORDED, TREE, count_miss, enter, leave
+    DELETED, EXECUTABLE, HIT, HOST_LEAVES, NOT_RECORDED, TREE, count_miss_of, enter, leave
 )
 from jaxmarshal._tree cimport Structure, free_structure, init_structure
 
@@ -368,12 +368,12 @@ cdef PyObject* call_and_record(
     cdef int refused = HIT
     cdef bint directly
     if _disable_jit.value:    # jaxlib looks at nothing
-        count_miss(entry, reason)
+        count_miss_of(entry, plans.counts, reason)
         return reference(function, call.args, call.n, call.names)
     jm_table_init(&table, &counters)
     try:
         plan = draft(plans, call, context, &table, &refused)
-        count_miss(entry, _reason(plans, plan, refused, reason))
+        count_miss_of(entry, plans.counts, _reason(plans, plan, refused, reason))
     except BaseException:
         jm_table_free(&table)
         raise

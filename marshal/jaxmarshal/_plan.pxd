@@ -12,7 +12,7 @@ from jaxmarshal._classify cimport JM_BOOL, JM_FLOAT, JM_INT
 from jaxmarshal._context cimport Context
 from jaxmarshal._intake cimport jm_guard, jm_intake
 from jaxmarshal._layout cimport jm_array_layout
-from jaxmarshal._stats cimport NOT_RECORDED
+from jaxmarshal._stats cimport Entry, NOT_RECORDED
 from jaxmarshal._tree cimport Structure
 from libc.stdint cimport uint64_t
 
@@ -57,6 +57,11 @@ cdef class Plans:
     cdef int skip        # calls to leave to the reference before the next attempt
     cdef int skipped     # how many those were the last time
     cdef int refusal     # the `_stats.Reason` of the last failure
+    cdef Entry* counts   # of calls of the function that its owner was made of; see `name_counts`
+    cdef bint is_named   # do the counts stand under a name? Else they are never read
+
+# Have calls of the owner count under what `written` says of it, from now on. It is asked once.
+cdef int name_counts(Plans plans, str entry, object written, object owner) except -1
 
 # The plans of one owner, or None when it has none.
 cdef Plans plans_of(object owner)

@@ -12,13 +12,16 @@ import weakref
 from jaxmarshal._argtable cimport jm_slot
 from jaxmarshal._classify cimport jm_kind_is_host
 from jaxmarshal._context cimport on_forget, transfers_unguarded
-from jaxmarshal._counters cimport counters, jm_counters
+from jaxmarshal._counters cimport JM_DEBUG, counters, jm_counters
 from jaxmarshal._errors cimport propagate
 from jaxmarshal._intake cimport jm_guard, jm_intake
 from jaxmarshal._layout cimport array_buffer, is_gone
 from jaxmarshal._records cimport TargetPlan, put_host
 from jaxmarshal._scalars cimport bits_of
-from jaxmarshal._stats cimport DELETED, GUARD, HIT, HOST_LEAVES, decided_to_hit, is_asked
+from jaxmarshal._stats cimport (
+    DELETED, GUARD, HIT, HOST_LEAVES, NOBODY, counts_of_program, decided_to_hit, entries,
+    is_asked
+)
 from jaxmarshal._tree cimport (
     LEAVES, LIST_NODE, Step, free_structure, init_structure, rebuild, record_treedef
 )
@@ -95,6 +98,20 @@ cdef class Plans:
         self.plans = []
         self.indexed = self.plans
         self.index = {}
+        self.counts = &entries[NOBODY]
+
+
+cdef int name_counts(Plans plans, str entry, object written, object owner) except -1:
+    plans.is_named = True
+    try:
+        name = written(owner)
+    except Exception:    # no error of the user's
+        if JM_DEBUG:
+            raise
+        return 0
+    if name:
+        plans.counts = counts_of_program(entry, name)
+    return 0
 
 
 cdef int run_the_same(Plan plan, Plan other) except -1:

@@ -31,8 +31,8 @@ from jaxmarshal._rules cimport attributes_of, function_rules, is_untouched
 from jaxmarshal cimport _tape
 from jaxmarshal._stats cimport (
     DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, REPLACED, SHARDING, TRACE, UNKNOWN_TYPE,
-    UNSUPPORTED, count_hit, count_miss, count_named_hit, count_named_miss, decided_to_hit, enter,
-    entry_number, is_asked, leave, named_number, perform
+    UNSUPPORTED, count_hit, count_miss, count_hit_of, count_miss_of, decided_to_hit, enter,
+    entries, entry_number, is_asked, leave, named_number, perform
 )
 from jaxmarshal._tape cimport (
     MOST_VALUES, Step, Tape, describe_result, fill, fold_constants, have_their_rules,
@@ -446,14 +446,14 @@ cdef object _perform(Row row, Play play, PyObject** functions, Sources* sources)
 
 cdef inline void _count_hit(Row row) noexcept:
     if row.named:
-        count_named_hit(row.entry, row.named)
+        count_hit_of(row.entry, &entries[row.named])
     else:
         count_hit(row.entry)
 
 
 cdef inline int _count_miss(Row row, int reason) except -1:
     if row.named:
-        return count_named_miss(row.entry, row.named, reason)
+        return count_miss_of(row.entry, &entries[row.named], reason)
     return count_miss(row.entry, reason)
 
 

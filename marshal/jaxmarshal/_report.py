@@ -12,9 +12,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxmarshal import _install, _saving, _stats
+from jaxmarshal import _counts, _install, _saving, _stats
 from jaxmarshal._counts import Counts
 from jaxmarshal.reasons import PUBLIC, TRACING, Reason, advice_for, reason_for
+
+#: So many functions that the program defines have rows of their own, for each way to compile them.
+MOST_FUNCTIONS = 12
+
+#: How a row is called that sums up the other functions of an entry point.
+_OTHERS = {"jit": "other jitted functions", "compiled_call": "others compiled ahead of time"}
 
 _HEADINGS = ("call", "calls", "fast", "saved, at least", "not fast, mostly because of")
 
@@ -61,10 +67,17 @@ class Row:
     misses: int
     saved: float | None = None
 
+    def kind(self) -> str:
+        """What the reason is about: calls of this function, or all jitted functions alike."""
+        if self.reason is None or self.entry_point not in _OTHERS:
+            return self.call
+        is_general = self.reason == reason_for(self.entry_point, self.reason.name)
+        return PUBLIC[self.entry_point] if is_general else self.call
+
     def cells(self) -> tuple[str, ...]:
         """The texts of the row."""
         why = f"{self.reason.name} ({self.misses})" if self.reason else ""
-        saved = _time(self.saved) if self.saved is not None and self.fast else ""
+        saved = _time(self.saved) if self.saved and self.fast else ""
         return self.call, f"{self.calls}", _percent(self.fast, self.calls), saved, why
 
 
@@ -87,7 +100,9 @@ def _percent(part: int, whole: int) -> str:
     return f"{share:.1f} %"
 
 
-def _row(name: str, call: str, count: dict[str, Any]) -> tuple[Row | None, int]:
+def _row(
+    name: str, call: str, count: dict[str, Any], one_function: bool = False
+) -> tuple[Row | None, int]:
     """The row of a kind of call, if there were any outside of traces; and the calls in traces."""
     reasons = dict(count["misses_by_reason"])
     tracing = sum(reasons.pop(reason, 0) for reason in TRACING.get(name, TRACING[""]))
@@ -97,18 +112,37 @@ def _row(name: str, call: str, count: dict[str, Any]) -> tuple[Row | None, int]:
     reason = max(reasons, key=lambda reason: reasons[reason]) if reasons else None
     row = Row(
         call, name, calls, count["hits"],
-        reason_for(name, reason, count["hits"], reasons[reason]) if reason else None,
+        reason_for(name, reason, count["hits"], reasons[reason], one_function) if reason else None,
         reasons[reason] if reason else 0,
         _saving.saved(name, count["hits"]),
     )  # fmt: skip
     return row, tracing
 
 
+def _rows(name: str, count: dict[str, Any]) -> tuple[list[Row], int]:
+    """The rows of an entry point, one for each function that is known, and the calls in traces."""
+    whole, tracing = _row(name, PUBLIC[name], count)
+    functions = count.get("by_function", {})
+    each = {call: _row(name, call, counts, True)[0] for call, counts in functions.items()}
+    found = {call: row for call, row in each.items() if row is not None}
+    if whole is None or not found:
+        return [whole] if whole else [], tracing
+    chosen = sorted(found, key=lambda call: -found[call].calls)
+    if name in _OTHERS:
+        chosen = chosen[:MOST_FUNCTIONS]
+    known = _counts.added({name: functions[call]} for call in chosen)
+    (others,) = _counts.less({name: {**count, "by_function": {}}}, known).values()
+    rest, _ = _row(name, _OTHERS.get(name, PUBLIC[name]), others)
+    return [*(found[call] for call in chosen), *([rest] if rest else [])], tracing
+
+
 class Report:
     """The counts of a process, or of several, to be printed or shown in a notebook.
 
     Attributes:
-      rows: a `Row` for each kind of call, the most frequent first.
+      rows: a `Row` for each kind of call, the most frequent first. A jitted function, and one that
+        was compiled ahead of time, has one of its own, with its name and the line of its
+        definition; where there are many, those that were called least share one.
       tracing: the number of calls while JAX was tracing.
       inner: the number of calls at entry points inside of JAX, which calls that miss lead to.
       installed: is jaxmarshal installed now?
@@ -122,10 +156,9 @@ class Report:
             if name not in PUBLIC:
                 self.inner += count["hits"] + count["misses"]
                 continue
-            row, tracing = _row(name, PUBLIC[name], count)
+            rows, tracing = _rows(name, count)
+            self.rows += rows
             self.tracing += tracing
-            rows = [_row(name, *item)[0] for item in count.get("by_function", {}).items()]
-            self.rows += [row for row in (rows or [row]) if row is not None]
         self.rows.sort(key=lambda row: -row.calls)
 
     def _title(self) -> str:
@@ -150,7 +183,7 @@ class Report:
 
     def _advice(self) -> list[tuple[str, str]]:
         """What the reasons in the table mean, and what to do: (of what, text)."""
-        return advice_for((row.call, row.reason) for row in self.rows if row.reason is not None)
+        return advice_for((row.kind(), row.reason) for row in self.rows if row.reason is not None)
 
     def __str__(self) -> str:
         lines = [self._title()]
@@ -169,7 +202,8 @@ class Report:
         def cells(texts: Iterable[str], kind: str) -> str:
             sides = ("left", "right", "right", "right", "left")
             return "".join(
-                f'<{kind} style="text-align:{side}">{html.escape(text)}</{kind}>'
+                f'<{kind} style="text-align:{side};padding:0.1em 0.6em">'
+                f"{html.escape(text)}</{kind}>"
                 for text, side in zip(texts, sides, strict=True)
             )
 
@@ -190,9 +224,10 @@ def report() -> Report:
     """The calls since the start or the last `reset_stats()`, for a person to read.
 
     Returns:
-      A `Report`. `print` shows a line for each kind of call that programs make: how many there
-      were, the share that was fast, and why most of the others were not, with what to do about it.
-      A notebook shows the same as a table. A call counts once, even if it leads to others.
+      A `Report`. `print` shows a line for each kind of call that programs make, and for each
+      function that they jit or compile, by its name and line: how many calls there were, the share
+      that was fast, and why most of the others were not, with what to do about it. A notebook shows
+      the same as a table. A call counts once, even if it leads to others.
       `stats()` has all counts as data.
 
       The time saved is what so many of the smallest calls of the kind save, by JAX's function and

@@ -44,7 +44,8 @@ cdef enum:
     MAX_ENTRIES = 32
     INNER = MAX_ENTRIES    # added to the number of an entry point: calls inside of other calls
     NAMED = 2 * MAX_ENTRIES    # the numbers from here on are those of single functions
-    MAX_NAMED = 512
+    MAX_OF_PROGRAMS = 4096     # so many of them may be functions that programs define
+    MAX_NAMED = MAX_OF_PROGRAMS + 512
     NOBODY = NAMED + MAX_NAMED    # the number of what no program called; never read
     MAX_REASONS = 40    # room for each `Reason`
 
@@ -99,13 +100,13 @@ cdef inline int decided_to_hit(int entry) except -1:
 cdef inline void count_hit(int entry) noexcept:
     entries[number_now(entry)].hits += 1
 
-# The same of one of the functions that share an entry point; `named` is the number of the function,
-# under which calls inside of others do not count.
-cdef inline void count_named_hit(int entry, int named) noexcept:
+# The same of one of the functions that share an entry point, under whose own counts calls inside of
+# others do not count.
+cdef inline void count_hit_of(int entry, Entry* function) noexcept:
     cdef int number = number_now(entry)
     entries[number].hits += 1
     if number == entry:
-        entries[named].hits += 1
+        function.hits += 1
 
 # Count a call that goes to the reference. Where it is the first of its kind, it is logged, which
 # may run a handler of the user's: nothing may be half-done when this is called. Raises only what
@@ -119,11 +120,18 @@ cdef inline int count_miss(int entry, int reason) except -1:
         first_miss(entry, reason)
     return 0
 
-cdef inline int count_named_miss(int entry, int named, int reason) except -1:
+cdef inline int count_miss_of(int entry, Entry* function, int reason) except -1:
     count_miss(entry, reason)
     if number_now(entry) == entry:
-        entries[named].misses[reason] += 1
+        function.misses[reason] += 1
     return 0
+
+# The same where such a miss was counted before: nothing is logged.
+cdef inline void count_another_miss_of(int entry, Entry* function, int reason) noexcept:
+    cdef int number = number_now(entry)
+    entries[number].misses[reason] += 1
+    if number == entry:
+        function.misses[reason] += 1
 
 # Log the first miss of an entry point for a reason. Raises only what is no Exception.
 cdef int first_miss(int entry, int reason) except -1
@@ -139,6 +147,10 @@ cdef int entry_number(str name) except -1
 # The number of one of the functions that share the entry point `entry`, as programs write it; added
 # when new. Raises when there are too many.
 cdef int named_number(str entry, str written) except -1
+
+# The counts of a function that a program defines and has jitted or compiled: those of all that bear
+# this name. Where there are too many functions, those that are never read.
+cdef Entry* counts_of_program(str entry, str written) except NULL
 
 # The reason that stands for an argument kind which only the reference handles.
 cdef Reason reason_of_kind(int kind) noexcept

@@ -26,7 +26,9 @@ cdef extern from *:
 cdef list _names = []
 cdef object _asking = threading.RLock()
 cdef long long _resets = 0
-cdef list _functions = []    # (name of the entry point, how programs write the function)
+# (name of the entry point, how programs write the function) -> its number, from NAMED on
+cdef dict _functions = {}
+cdef int _of_programs = 0    # how many of them programs define
 cdef Entry _published[2 * MAX_ENTRIES]    # what `take` has handed out already
 
 assert len(REASONS) == REASON_COUNT
@@ -47,11 +49,18 @@ def register(str name) -> int:
 
 
 cdef int named_number(str entry, str written) except -1:
+    if (entry, written) not in _functions and len(_functions) >= MAX_NAMED:
+        raise RuntimeError("too many functions")
+    return _functions.setdefault((entry, written), NAMED + len(_functions))
+
+
+cdef Entry* counts_of_program(str entry, str written) except NULL:
+    global _of_programs
     if (entry, written) not in _functions:
-        if len(_functions) >= MAX_NAMED:
-            raise RuntimeError("too many functions")
-        _functions.append((entry, written))
-    return NAMED + _functions.index((entry, written))
+        if _of_programs >= MAX_OF_PROGRAMS:
+            return &entries[NOBODY]
+        _of_programs += 1
+    return &entries[named_number(entry, written)]
 
 
 cdef int number_inside(int entry) noexcept:
@@ -207,8 +216,8 @@ def inner() -> dict[str, dict]:
 def by_function() -> dict[str, dict[str, dict]]:
     """Calls that were inside of no other, by entry point and function, of those that share one."""
     found = {}
-    for i, (entry, written) in enumerate(_functions):
-        found.setdefault(entry, {})[written] = _counts(NAMED + i)
+    for (entry, written), number in list(_functions.items()):
+        found.setdefault(entry, {})[written] = _counts(number)
     return found
 
 
@@ -217,9 +226,14 @@ cdef inline void _reset(long long* count, long long* published) noexcept:
     count[0] = 0
 
 
+cdef Py_ssize_t _used():
+    """How many counts have been given out; the rest of the table is not touched."""
+    return NAMED + len(_functions)
+
+
 def keep() -> tuple[int, bytes]:
     """All counts, for `put_back`."""
-    return _resets, (<char*>entries)[:sizeof(entries)]
+    return _resets, (<char*>entries)[:_used() * sizeof(Entry)]
 
 
 def put_back(tuple kept) -> None:
@@ -228,7 +242,8 @@ def put_back(tuple kept) -> None:
     if kept[0] != _resets:
         reset()
         return
-    memcpy(entries, <char*>counts, sizeof(entries))
+    memcpy(entries, <char*>counts, len(counts))
+    memset(<char*>entries + len(counts), 0, _used() * sizeof(Entry) - len(counts))
 
 
 def reset() -> None:
@@ -240,7 +255,7 @@ def reset() -> None:
         _reset(&entries[i].hits, &_published[i].hits)
         for reason in range(<int>REASON_COUNT):
             _reset(&entries[i].misses[reason], &_published[i].misses[reason])
-    memset(&entries[NAMED], 0, MAX_NAMED * sizeof(Entry))
+    memset(&entries[NAMED], 0, len(_functions) * sizeof(Entry))
 
 
 cdef inline long long _take(long long count, long long* published) noexcept:

@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report",
         action="store_true",
-        help="at exit, print jaxmarshal.report() on the error output: calls, how many were fast, "
-        "and what to do about the others",
+        help="at exit, print jaxmarshal.report() on the error output: calls, by kind and by "
+        "function, how many were fast, and what to do about the others",
     )
     parser.add_argument(
         "--no-tracebacks",
