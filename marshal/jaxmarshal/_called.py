@@ -71,7 +71,8 @@ def called() -> str:
         return ""
     try:
         expression = _expression(frame)
-        code = None if expression is None else _defined.code_of(_value(expression, frame))
+        value = None if expression is None else _value(expression, frame)
+        code = _defined.code_of(value, getattr)
     except Exception:    # whatever stands there, the place is known
         expression = code = None
     if expression is None or code is None or code.co_filename.startswith(_INNER):

@@ -118,7 +118,7 @@ def _site_of_compiled(compiled: Any) -> Site | None:
 
 def site_of_function(entry_point: str, function: Any) -> Site:
     """Where the function is defined that another one was made of; no file where nobody knows."""
-    code = _defined.code_of(function)
+    code = _defined.code_of(function, getattr)
     name = _defined.name_of(function, code)
     if code is None:
         return Site(entry_point, name, "", 0, name, True)

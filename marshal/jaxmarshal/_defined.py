@@ -1,9 +1,10 @@
-"""Where a function is defined, in whatever it is wrapped. Nothing of the program's is called."""
+"""Where a function is defined, in whatever it is wrapped."""
 
 from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Callable
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -11,8 +12,14 @@ from typing import Any
 from jaxmarshal import _reference
 
 
-def code_of(function: Any) -> CodeType | None:
-    """The code of the Python function that was jitted or wrapped, or None."""
+def code_of(
+    function: Any, ask: Callable[..., Any] = inspect.getattr_static
+) -> CodeType | None:
+    """The code of the Python function that was jitted or wrapped, or None where nobody knows.
+
+    Nothing of the program's runs, if `ask` is not `getattr`: some libraries make `__wrapped__` a
+    property.
+    """
     for _ in range(20):
         if issubclass(type(function), partial):
             function = partial.func.__get__(function)
@@ -20,13 +27,15 @@ def code_of(function: Any) -> CodeType | None:
         if type(function) is MethodType:
             function = function.__func__
             continue
-        wrapped = inspect.getattr_static(function, "__wrapped__", None)
+        wrapped = ask(function, "__wrapped__", None)
+        if type(wrapped) is property:
+            return None
         if wrapped is not None:
             function = wrapped
         elif type(function) is FunctionType:
             return function.__code__
         else:
-            function = inspect.getattr_static(type(function), "__call__", None)
+            function = ask(type(function), "__call__", None)
     return None
 
 
