@@ -139,6 +139,7 @@ def _speedups(rows: list[dict[str, Any]]) -> str:
     axis.axvline(1, color=INK, linewidth=0.8)
     axis.set_xscale("log")
     axis.margins(x=0.07)    # for the number behind the longest bar
+    axis.set_xlim(left=0.95 * min(1, *(row["speedup"] for row in shown)))
     _plain_numbers(axis.xaxis)
     axis.set_yticks(list(places), names, fontsize=7)
     axis.set_ylim(len(shown) - 0.4, -0.6)
