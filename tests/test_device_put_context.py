@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import threading
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import util
+from jax._src import core, util
 from jax.sharding import NamedSharding, PartitionSpec
 from observe import observe
 from samples import TRANSFORMS, device, mesh_of, odd_values, targets
@@ -372,3 +373,24 @@ def test_listener_on_internal_events():
     jaxmarshal.reset_stats()
     assert events(jaxmarshal.device_put) == expected
     assert counts() == (0, {"listener": 1})
+
+
+def test_trap_15_a_replaced_description():
+    """Trap 15: what describes host data in JAX's table is called as often when it is replaced."""
+    seen, x = [], aligned(8)
+    original = core.pytype_aval_mappings[np.ndarray]
+
+    def stand_in(value):
+        seen.append(value)
+        return original(value)
+
+    found = []
+    for function in (jax.device_put, jaxmarshal.device_put):
+        for _ in range(3):
+            function(x)
+        seen.clear()
+        with mock.patch.dict(core.pytype_aval_mappings, {np.ndarray: stand_in}):
+            function(x)
+            found.append(len(seen))
+    assert found[1] == found[0]
+    assert counts()[0] == 2

@@ -12,20 +12,23 @@ import gc
 import importlib
 import itertools
 import os
+import pickle
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from operator import getitem
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.interpreters import pxla
 from observe import observe
 from support import without_jaxmarshal
 
 import jaxmarshal
-from jaxmarshal import _functions, _install, _replay
+from jaxmarshal import _functions, _install, _replay, _stats
 
 NAMES = [(module, name) for module, names in _functions._MODULES for name in names]
 NAMES += [(module, name) for module, names in _functions._WITH_DERIVATIVES for name in names]
@@ -238,6 +241,73 @@ def test_elements_that_are_read(read):
     call = READS[read]
     for k in (0, 0, 0, 0, 1, 0, 1, 1):
         same(call, (x, k))
+
+
+#: Ways to look at an array that a function has made on its way.
+LOOKS = {
+    "item": lambda y: y.reshape(-1)[0].item(),
+    "tolist": lambda y: y.tolist(),
+    "print": print,
+    "np.asarray": np.asarray,
+    "np.array": np.array,
+    "memoryview": lambda y: bytes(memoryview(y)),
+    "DLPack": lambda y: np.from_dlpack(y).tolist(),
+    "jax.device_get": jax.device_get,
+    "a shard": lambda y: np.asarray(y.addressable_shards[0].data),
+    "a part": lambda y: np.asarray(y.addressable_data(0)),
+    "iteration": lambda y: [float(part) for row in y for part in row],
+    "copying": lambda y: y.copy_to_host_async() or np.asarray(y),
+    "a pointer": lambda y: y.unsafe_buffer_pointer(),
+    "pickling": pickle.dumps,
+}
+
+
+@pytest.mark.parametrize("look", [None, *LOOKS])
+def test_a_look_between_two_steps(look):
+    """Who looks at an array on the way decides by it, perhaps: the look is made in each call."""
+    looks = []
+
+    def function(x):
+        y = x * 2
+        if look is not None:
+            looks.append(LOOKS[look](y))
+        return y + 1
+
+    call = _replay.make_row("functions", function)
+    xs = [array(1), array(2)]
+    before = hits() - _stats.inner()["functions"]["hits"]
+    for i in range(8):
+        assert np.array_equal(call(xs[i % 2]), np.asarray(xs[i % 2]) * 2 + 1)
+    found = hits() - _stats.inner()["functions"]["hits"] - before
+    assert (len(looks), found > 0) == ((0, True) if look is None else (8, False))
+
+
+@pytest.mark.parametrize("place", ["convert_element_type_p", "shard_args"])
+def test_replaced_conversions_of_numbers(place):
+    """Trap 15: what makes an array of a number is called as often as in JAX."""
+    seen = []
+    if place == "shard_args":
+        patch = (pxla, "shard_args", pxla.shard_args)
+    else:
+        primitive = jax.lax.convert_element_type_p
+        patch = (primitive, "bind_with_trace", vars(primitive)["bind_with_trace"])
+
+    def stand_in(*args, **kwargs):
+        seen.append(place)
+        return patch[2](*args, **kwargs)
+
+    key, found = jax.random.key(1), []
+    for side in (jaxmarshal.uninstalled, jaxmarshal.installed):
+        with side():
+            for i in range(12):
+                jax.random.fold_in(key, i)
+            seen.clear()
+            with mock.patch.object(*patch[:2], stand_in):
+                for i in range(20, 24):
+                    jax.random.fold_in(key, i)
+            found.append(len(seen))
+    assert found[1] == found[0]
+    assert hits()
 
 
 def test_functions_of_the_program_that_einsum_calls():

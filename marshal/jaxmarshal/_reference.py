@@ -290,6 +290,7 @@ xla_primitive_callable = _lookup("jax._src.dispatch", "xla_primitive_callable")
 apply_primitive = _lookup("jax._src.dispatch", "apply_primitive")
 stage_primitive = _lookup("jax._src.core", "stage_p")
 jit_primitive = _lookup("jax._src.pjit", "jit_p")
+convert_primitive = _lookup("jax._src.lax.lax", "convert_element_type_p")
 convert_bind_with_trace = _lookup("jax._src.lax.lax", "_convert_element_type_bind_with_trace")
 abstract_mesh = _lookup("jax._src.mesh", "get_abstract_mesh")
 jnp_zeros = jnp.zeros
@@ -298,6 +299,7 @@ jnp_full = jnp.full
 jnp_asarray = jnp.asarray
 jnp_array = jnp.array
 array_getitem = ArrayImpl if isinstance(ArrayImpl, _Missing) else ArrayImpl.__getitem__
+aval_mappings = _lookup("jax._src.core", "pytype_aval_mappings")
 array_value = vars(ArrayImpl).get("_value") if ArrayImpl else None
 canonicalize_dtype = _lookup("jax._src.dtypes", "canonicalize_dtype")
 jax_dtypes = _lookup("jax._src.dtypes", "_jax_dtype_set")
@@ -419,6 +421,7 @@ placement_rules = _places(
     "jax._src.sharding_impls:SingleDeviceSharding",
     "jax._src.interpreters.pxla:shard_arg_handlers",
     "jax._src.interpreters.pxla:global_result_handlers",
+    "jax._src.core:pytype_aval_mappings",
 )  # fmt: skip
 #: Names in these, and in modules of libraries, that these assign to themselves.
 VARIABLES = frozenset({"test_event_listener", "last_error_info"})
@@ -515,7 +518,8 @@ HAVE_EAGER: bool = _have(
 )
 HAVE_REPLAY: bool = _have(
     "HAVE_REPLAY", array_getitem, PRNGKeyArray, IndexUpdateRef, custom_jvp, custom_jvp_call,
-    custom_jvp_primitive, ufunc, ufunc_call, check_tracer_leaks, *numpy_key_states, *function_rules,
+    custom_jvp_primitive, ufunc, ufunc_call, check_tracer_leaks, convert_primitive,
+    *numpy_key_states, *function_rules,
     flags=("HAVE_EAGER",),
 )
 HAVE_LAYOUT_PROBE: bool = _have(

@@ -27,7 +27,9 @@ from jaxmarshal._method cimport (
 from jaxmarshal._replay_key cimport (
     Sources, has_own_default_impl, key_of, numbers_in, release_sources, states_now
 )
-from jaxmarshal._rules cimport attributes_of, function_rules, is_untouched
+from jaxmarshal._rules cimport (
+    attributes_of, function_rules, is_untouched, placement_rules
+)
 from jaxmarshal cimport _tape
 from jaxmarshal._stats cimport (
     DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, REPLACED, SHARDING, TRACE, UNKNOWN_TYPE,
@@ -627,6 +629,17 @@ cdef bint _is_converted(object number) except -1:
     return 0 <= number < MOST_NUMBER
 
 
+cdef tuple _converting = (
+    (_reference.convert_primitive, attributes_of(_reference.convert_primitive))
+    if _reference.HAVE_REPLAY else None
+)
+
+
+cdef bint _is_converted_as_before() except -1:
+    """Is nothing replaced that converts a number or places it? The function would not call it."""
+    return is_untouched(placement_rules) and have_their_rules([_converting])
+
+
 cdef bint _comes_again(Row row, object number) except -1:
     """Is it one of the last numbers? Those have recordings of their own, with their arrays."""
     if number in row.numbers:
@@ -668,6 +681,7 @@ cdef object _call_with_number(
         not _is_converted(<object>args[place]) or _tape.current is not None
         or _comes_again(row, <object>args[place])
         or operation_context(&reason) is None or _obstacle(&none) != HIT
+        or not _is_converted_as_before()
         or not _is_where_others_are(args, n, place)
     ):
         return _call_looked_at(row, args, n, names)

@@ -329,10 +329,30 @@ _noted_attribute = property(_noted_value)
 put_in_place_of(_value_attribute, _noted_attribute)
 
 
+def _noting(method):
+    def noting(*args, **kwargs):
+        _note_read()
+        return method(*args, **kwargs)
+
+    put_in_place_of(method, noting)
+    return noting
+
+
+# Methods that hand the elements to others: name -> (the reference's, what notes that).
+cdef dict _handing_on = {
+    name: (vars(_array_type)[name], _noting(vars(_array_type)[name]))
+    for name in ("__dlpack__", "unsafe_buffer_pointer")
+    if _reference.HAVE_REPLAY and callable(vars(_array_type).get(name))
+}
+
+
 cdef int _watch_reads(bint on) except -1:
     """Hear of whoever looks at the elements of an array, or stop to."""
     global _get_buffer
     cdef getbufferproc* slot = jm_buffer_slot(<PyTypeObject*>_array_type)
+    for name, (method, noting) in _handing_on.items():
+        if vars(_array_type)[name] is (method if on else noting):
+            setattr(_array_type, name, noting if on else method)
     if on:
         _array_type._value = _noted_attribute
         if slot != NULL and slot[0] != NULL:

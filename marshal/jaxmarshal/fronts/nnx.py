@@ -65,7 +65,7 @@ def _look_up() -> tuple[dict[str, Any], list[Any]]:
         compilation.JitWrapped, extract.NodeStates, graphlib.SplitContext, graphlib.MergeContext,
         graphlib.UpdateContext, graphlib.UpdateContextManager, variable, pytreelib.Pytree, status,
         statelib.State, tracers.TraceState, HashableMapping, graphlib.PythonRefMap,
-        graphlib.StaticCache,
+        graphlib.StaticCache, _reference.aval_mappings,
     ]
     return names, rules
 
