@@ -205,6 +205,19 @@ def test_trap_15_the_primitive_of_derivatives(name):
     check(lambda: mock.patch.object(primitive, name, stand_in), seen, ["relu"])
 
 
+def test_trap_15_the_binding_of_conversions():
+    """Trap 15: the primitive of conversions has a function of its own that binds it."""
+    primitive = lax.convert_element_type_p
+    stand_in, seen = spied(primitive, "bind_with_trace")
+    names = ["convert", "asarray of an array", "x.at[1].set(2)", "neg", "PRNGKey"]
+    check(lambda: mock.patch.object(primitive, "bind_with_trace", stand_in), seen, names)
+    expected = np.asarray(lax.convert_element_type(jnp.asarray(X), np.int32))
+    zeros = jnp.zeros(8, np.int32)
+    with mock.patch.object(primitive, "bind_with_trace", lambda *args: zeros):
+        assert not np.asarray(lax.convert_element_type(jnp.asarray(X), np.int32)).any()
+    assert np.array_equal(lax.convert_element_type(jnp.asarray(X), np.int32), expected)
+
+
 PUT_PLACES = [
     (api, "_check_sharding"), (api, "_infer_src_sharding"), (api, "tree_flatten"),
     (api, "pspec_to_sharding"), (core, "shaped_abstractify"), (core, "trace_state_clean"),

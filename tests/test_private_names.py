@@ -38,7 +38,7 @@ BELIEFS: dict[str, tuple[str, set[str]]] = {
     # Arrays and keys.
     "_base_array": (
         "of a typed key: the array of its words",
-        {"_guard.pyx", "_replay.pyx", "_tape.pyx", "_nnx_graphs.py", "calls.py"},
+        {"_guard.pyx", "_nnx_graphs.py", "_plays.pyx", "_tape.pyx", "calls.py"},
     ),
     "_impl": (
         "of a typed key: its kind", {"_guard.pyx", "_make_plan.pyx", "_replay_key.pyx", "_tape.pyx"}

@@ -29,7 +29,7 @@ from jaxmarshal._jit_plans cimport JitPlans, plans_of_jitted
 from jaxmarshal._layout cimport array_buffer, words_are_vouched_for
 from jaxmarshal._method cimport PyVectorcall_NARGS, make_method, vectorcallfunc
 from jaxmarshal._operations cimport (
-    Operation, Operations, find_operation, hash_operation, keep_operation
+    Operation, Operations, find_operation, hash_operation, is_operation_wanted, keep_operation
 )
 from jaxmarshal._records cimport is_ordinary_data
 from jaxmarshal._rules cimport (
@@ -146,12 +146,15 @@ cdef Operation _make_operation(object prim, dict params):
 
 cdef int _note(size_t hashed, object prim, dict params, Context context) except -1:
     """The reference has performed the operation: know how to, the next time."""
-    cdef Operation operation = _make_operation(prim, params)
+    cdef Operation operation
+    if context.operations is None:
+        context.operations = Operations()
+    if not is_operation_wanted(<Operations>context.operations, hashed):
+        return 0
+    operation = _make_operation(prim, params)
     if operation is None:
         return 0
     operation.hashed = hashed
-    if context.operations is None:
-        context.operations = Operations()
     return keep_operation(<Operations>context.operations, operation)
 
 

@@ -95,9 +95,8 @@ _NUMBERS = {
 #: By a name that a program registered, `optimize` calls a function of the program's.
 _LEFT_WITH = {"einsum": "optimize"}
 
-#: The second argument of an operator, and where calls without a number are not replayed.
-_OPERAND = _replay.Number(1, "other", _replay.number_as_it_is)
-_NUMBER = _replay.Number(1, "other", _replay.number_as_it_is, only=True)
+#: The second argument of an operator where calls without a number are not replayed.
+_NUMBER = _replay.Number(1, "other", None, only=True)
 
 #: Methods of `x.at[...]`.
 _UPDATES = ("add", "apply", "divide", "get", "max", "min", "multiply", "power", "set", "subtract")
@@ -108,13 +107,14 @@ _METHODS = (
     "std", "swapaxes", "trace", "transpose", "var",
 )
 
-#: Operators of arrays: those that hand a number on as it is; of these those that take little more
-#: than one dispatch without a number; and those that decide by their arguments.
-_OPERATORS = ("add", "radd", "sub", "rsub", "mul", "rmul")
+#: Operators of arrays; and those that take little more than one dispatch without a number.
+_OPERATORS = (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "pow", "rpow", "and", "rand", "or", "ror", "xor",
+    "rxor",
+)
 _NUMBER_OPERATORS = (
     "truediv", "rtruediv", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge",
 )
-_DECIDING_OPERATORS = ("pow", "rpow", "and", "rand", "or", "ror", "xor", "rxor")
 
 #: How programs write them.
 _SYMBOLS = {
@@ -144,7 +144,7 @@ def is_replayed(operator: str, args: tuple[Any, ...]) -> bool:
     """Is an operator of an array replayed for these arguments? `operator` is such as `radd`."""
     if operator in _NUMBER_OPERATORS:
         return _has_number(args)
-    return operator in (*_OPERATORS, *_DECIDING_OPERATORS, "getitem")
+    return operator in (*_OPERATORS, "getitem")
 
 
 def is_left(ufunc: Any, args: tuple[Any, ...]) -> bool:
@@ -191,9 +191,8 @@ def methods() -> list[tuple[type, str, Any, Any]]:
     places: list[tuple[type, str, Any]]
     places = [(_reference.IndexUpdateRef, name, None) for name in _UPDATES]
     places += [(array, name, None) for name in _METHODS]
-    places += [(array, f"__{name}__", _OPERAND) for name in _OPERATORS]
+    places += [(array, f"__{name}__", None) for name in _OPERATORS]
     places += [(array, f"__{name}__", _NUMBER) for name in _NUMBER_OPERATORS]
-    places += [(array, f"__{name}__", None) for name in _DECIDING_OPERATORS]
     found = [(cls, name, vars(cls).get(name), number) for cls, name, number in places]
     made = [
         (cls, name, method, _replay.make_row(

@@ -27,6 +27,7 @@ cdef class Operations:
     cdef PyObject** slots
     cdef size_t size
     cdef Py_ssize_t count
+    cdef Py_ssize_t refused    # how many found no room since there was some
 
 # A hash of a primitive and its parameters, whose values start at `values`; 0 where one of them is
 # no plain value. Needs the GIL; runs no code of users.
@@ -37,5 +38,8 @@ cdef PyObject* find_operation(
     Operations operations, size_t hashed, PyObject* prim, PyObject* names, PyObject** values
 ) noexcept
 
-# Keep one, whose `hashed` is set. Where there are too many, all others are forgotten.
+# Is an operation with this hash to be kept? Where many are known, it has to come a second time.
+cdef bint is_operation_wanted(Operations operations, size_t hashed) noexcept
+
+# Keep one, whose `hashed` is set. Where too many find no room, all others are forgotten.
 cdef int keep_operation(Operations operations, Operation operation) except -1

@@ -8,6 +8,7 @@ from cpython.object cimport (
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
 from jaxmarshal._classify cimport Py_TYPE, jm_kind_of_type, jm_type_table, jm_type_table_set
+from jaxmarshal._plays cimport came_before
 from jaxmarshal._scalars cimport bits_of
 
 from jaxmarshal import _reference
@@ -23,6 +24,8 @@ cdef extern from "jaxmarshal/containers.h":
 
 cdef enum:
     MOST_OPERATIONS = 4096    # as many as the reference keeps
+    FEW_OPERATIONS = 256      # that are kept when they come for the first time
+    MOST_REFUSED = 65536      # then what is known was for another part of the program
     DEEPEST = 8               # tuples in tuples
 
 # What a plain value is.
@@ -201,6 +204,17 @@ cdef int _grow(Operations operations) except -1:
     return 0
 
 
+cdef bint is_operation_wanted(Operations operations, size_t hashed) noexcept:
+    if operations.count < FEW_OPERATIONS:
+        return True
+    if not came_before(hashed ^ <size_t><PyObject*>operations):
+        return False
+    if operations.count < MOST_OPERATIONS or operations.refused >= MOST_REFUSED:
+        return True
+    operations.refused += 1
+    return False
+
+
 cdef int keep_operation(Operations operations, Operation operation) except -1:
     cdef size_t i
     cdef PyObject* found = find_operation(
@@ -217,6 +231,7 @@ cdef int keep_operation(Operations operations, Operation operation) except -1:
         return 0
     if operations.count >= MOST_OPERATIONS:
         _drop_all(operations)
+        operations.refused = 0
     if <size_t>(2 * operations.count) >= operations.size:
         _grow(operations)
     Py_INCREF(operation)

@@ -2,11 +2,13 @@
 
 from cpython.object cimport PyObject
 
-# An argument of which a function makes an array before it decides anything by it.
+# An argument that is looked for among those of a call: a number.
 cdef class Number:
     cdef readonly Py_ssize_t at    # by position
     cdef readonly str name
-    cdef readonly object convert   # makes of it what the function makes an array of
+    # Makes of it what the function makes an array of before it decides anything by it; or None
+    # where the function decides by it, or hands it on.
+    cdef readonly object convert
     cdef readonly bint only        # are calls without a number left to the reference?
 
 # One function of the reference.
@@ -15,11 +17,13 @@ cdef class Row:
     cdef int named           # and that of the function, among those that share it; 0 for none
     cdef object reference    # what is called, and part of the key
     cdef object call         # by which it is called
-    cdef int missed          # calls in a row that nothing fitted
+    cdef int missed          # calls in a row that nothing fitted, and of which nothing was kept
+    cdef int recorded        # calls of which something was kept, since one was replayed
+    cdef unsigned int turn   # of a series of numbers that look like chance
     cdef int skip            # so many calls go to the reference unseen
     cdef str left_with       # the name of an argument with which calls are the reference's; or None
     cdef bint with_functions    # are functions among its arguments, which it traces once?
-    cdef Number number       # of a function that makes an array of one before it looks at it
+    cdef Number number       # that counts, or None
     cdef list numbers        # the last ones that came in
 
 # A call of the function; a new reference, or NULL with an error set.

@@ -1,24 +1,16 @@
 from collections.abc import Callable
 from typing import Any
 
-class Play:
-    steps: list[Any]
-    result: Any
-
-    def take(self, steps: list[Any], result: Any) -> None: ...
-
-class Replay: ...
 class Row: ...
-class Seen: ...
 
 class Number:
     at: int
     name: str
-    convert: Callable[[Any], Any]
+    convert: Callable[[Any], Any] | None
     only: bool
 
     def __new__(
-        cls, at: int, name: str, convert: Callable[[Any], Any], only: bool = False
+        cls, at: int, name: str, convert: Callable[[Any], Any] | None, only: bool = False
     ) -> Number: ...
 
 def make_row(
@@ -35,7 +27,6 @@ def make_object_call(
 def use_fused(is_used: bool) -> None: ...
 def fuse_after(times: int) -> int: ...
 def is_current(context: Any, states: Any) -> bool: ...
-def number_as_it_is(number: Any) -> Any: ...
 def method_calling(function: Any) -> Any: ...
 
 zeros: Callable[..., Any]

@@ -12,24 +12,27 @@ from types import MethodType
 
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_FLOAT, JM_INT, JM_KEY_ARRAY, Py_TYPE, jm_kind_of_type, types
+    JM_ARRAY, JM_FLOAT, JM_INT, Py_TYPE, jm_kind_of_type, types
 )
 from jaxmarshal._context cimport Context, on_forget, state_is, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG
 from jaxmarshal._jit_context cimport operation_context
-from jaxmarshal._layout cimport array_aval, array_committed, array_sharding, is_gone
+from jaxmarshal._layout cimport array_aval, array_sharding, is_gone
 from jaxmarshal._method cimport (
     Method, PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
+)
+from jaxmarshal._plays cimport (
+    MOST_KEPT, Play, Replay, Seen, came_before, drop_play, find_play, has_room, is_play_wanted,
+    keep_play, make_replay, play_of, words_of
 )
 from jaxmarshal._replay_key cimport (
     Sources, has_own_default_impl, key_of, numbers_in, release_sources, states_now
 )
-from jaxmarshal._rules cimport (
-    attributes_of, function_rules, is_untouched, placement_rules
-)
+from jaxmarshal._rules cimport attributes_of, function_rules, is_untouched, placement_rules
 from jaxmarshal cimport _tape
 from jaxmarshal._stats cimport (
     DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, REPLACED, SHARDING, TRACE, UNKNOWN_TYPE,
@@ -51,16 +54,13 @@ cdef extern from *:
     Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
 
 cdef enum:
-    MOST_PLAYS = 16        # of one kind of call
-    MOST_REPLAYS = 4096    # in one context; then those that were not used since are forgotten
     MOST_WAITED = 1024     # calls of a kind before one is recorded again, where none could be kept
     MANY_MISSES = 64       # in a row; then most calls of the function are left to the reference
-    SKIPPED = 7            # of eight
+    LEAST_SKIPPED = 4      # before the next one that is looked at; at most seven more
     MOST_NUMBERS = 8       # that are told from numbers which come in for the first time
     MOST_CONVERTED = 8     # arguments of a call with a number that is converted
 
 cdef long long MOST_NUMBER = <long long>1 << 31    # of those that are converted
-cdef double MOST_FLOAT = 1e38                      # the same; larger ones make numpy warn
 
 cdef object _single_type = _reference.SingleDeviceSharding
 # Shardings of which equal ones are alike in all that Python can see.
@@ -85,49 +85,7 @@ cdef class Row:
         _rows.append(self)
 
 
-# What is compared of a source: its aval, sharding and committed flag; those of its words where it
-# is a typed key.
-cdef class Seen:
-    cdef object aval
-    cdef object sharding
-    cdef bint committed
-
-
-# One call: what it did, and of what.
-cdef class Play:
-    cdef object states       # what `states_now` returned
-    cdef list sources        # of Seen
-    cdef readonly list steps       # of Step
-    cdef readonly object result    # its description
-    cdef list primitives     # (primitive, Attributes) of all that were bound
-    cdef int left            # so many times it is taken before its steps may become fewer; 0: never
-    cdef Play fused          # the same with fewer steps, or None
-
-    def take(self, list steps, result):
-        """Take these steps instead, which lead to the same bits."""
-        cdef Play fused = Play()
-        fused.steps, fused.result = steps, result
-        self.fused = fused
-
-
-# What is known about calls with one key: how many there were, after how many to record one,
-# whether they were replayed since all were counted, and what they did.
-cdef class Replay:
-    cdef int seen
-    cdef int wait
-    cdef bint used
-    cdef list plays
-    cdef list handed_on    # of Play: arrays with which the reference was given a number as it is
-
-
 # --- Finding -------------------------------------------------------------------------------------
-
-cdef object _words_of(object source):
-    """The array that holds a source's data: itself, or the words of a typed key."""
-    if jm_kind_of_type(&types, Py_TYPE(<PyObject*>source)) == JM_KEY_ARRAY:
-        return source._base_array
-    return source
-
 
 cdef int _obstacle(Sources* sources) except -1:
     """Why only the reference can perform a call about these, or HIT."""
@@ -141,7 +99,7 @@ cdef int _obstacle(Sources* sources) except -1:
     if not transfers_unguarded(True, True):
         return GUARD    # constants that are on the device already are not placed again
     for i in range(sources.count):
-        source = _words_of(<object>sources.items[i])
+        source = words_of(<object>sources.items[i])
         if jm_kind_of_type(&types, Py_TYPE(<PyObject*>source)) != JM_ARRAY:
             return SHARDING
         # A donated one is not at once seen to be gone, and one that `__new__` made holds nothing.
@@ -150,80 +108,6 @@ cdef int _obstacle(Sources* sources) except -1:
         if type(array_sharding(source)) not in _sharding_types:
             return SHARDING
     return HIT
-
-
-cdef bint _fits(Play play, Sources* sources, object states, bint by_pointer) except -1:
-    cdef Py_ssize_t i
-    cdef Seen seen
-    if play.states is not states:
-        return False
-    for i in range(sources.count):
-        seen = <Seen>play.sources[i]
-        source = _words_of(<object>sources.items[i])
-        if seen.committed != array_committed(source):
-            return False
-        aval, sharding = array_aval(source), array_sharding(source)
-        if seen.aval is aval and seen.sharding is sharding:
-            continue
-        if by_pointer or seen.aval != aval or seen.sharding != sharding:
-            return False
-    return True
-
-
-cdef int _adopt(Play play, Sources* sources) except -1:
-    """Equal objects are compared by pointer the next time."""
-    cdef Py_ssize_t i
-    cdef Seen seen
-    for i in range(sources.count):
-        seen = <Seen>play.sources[i]
-        source = _words_of(<object>sources.items[i])
-        seen.aval, seen.sharding = array_aval(source), array_sharding(source)
-    return 0
-
-
-cdef Play _find_play(Replay replay, Sources* sources):
-    cdef Play play
-    cdef object states = states_now()
-    for play in replay.plays:
-        if _fits(play, sources, states, True):
-            return play
-    for play in replay.plays:
-        if _fits(play, sources, states, False):
-            if not is_asked():
-                _adopt(play, sources)
-            return play
-    return None
-
-
-cdef int _make_room(dict replays) except -1:
-    """Forget what was not used since this was done the last time."""
-    cdef Replay replay
-    for key, found in list(replays.items()):
-        replay = <Replay>found
-        if not replay.used:
-            replays.pop(key, None)
-        replay.used = False
-    return 0
-
-
-cdef Replay _replay_of(Context context, object key):
-    """What is known of calls with this key; a new one where nothing is."""
-    cdef Replay replay
-    cdef dict replays = context.replays
-    if replays is None:
-        replays = context.replays = {}
-    found = replays.get(key)
-    if found is not None:
-        return <Replay>found
-    replay = Replay()
-    replay.plays = []
-    replay.handed_on = []
-    replay.wait = 1
-    if not is_asked():
-        if len(replays) >= MOST_REPLAYS:
-            _make_room(replays)
-        replays[key] = replay
-    return replay
 
 
 # --- Recording -----------------------------------------------------------------------------------
@@ -276,18 +160,10 @@ cdef bint _sees_primitives() except -1:
     return _reference.Primitive.bind is not _reference.primitive_bind
 
 
-cdef Seen _see(object source):
-    cdef Seen seen = Seen()
-    source = _words_of(source)
-    seen.aval, seen.sharding = array_aval(source), array_sharding(source)
-    seen.committed = array_committed(source)
-    return seen
-
-
 cdef set _dtypes_on(Tape tape):
     """Those of all arrays on a tape, and of the constants that are arrays."""
     cdef Step step
-    found = {array_aval(_words_of(array)).dtype for array in tape.alive}
+    found = {array_aval(words_of(array)).dtype for array in tape.alive}
     for step in tape.steps:
         found.update([arg.dtype for arg in step.args if isinstance(arg, (np.ndarray, np.generic))])
     return found
@@ -321,7 +197,7 @@ cdef bint _are_on_one_device(Play play) except -1:
     return True
 
 
-cdef Play _make_play(Tape tape, list sources, object states, object key, object result):
+cdef Play _make_play(Tape tape, Sources* sources, object states, object key, object result):
     """What the tape says of the call, or None where that is not all of it."""
     cdef Play play
     described = describe_result(tape, result)
@@ -331,15 +207,14 @@ cdef Play _make_play(Tape tape, list sources, object states, object key, object 
         return None
     if not have_their_rules([_custom_jvp]):
         return None
-    play = Play()
     fold_constants(tape, described)
     prepare_constants(tape)
     keep_functions(tape)
-    needed = needed_steps(tape, len(sources), described)
+    needed = needed_steps(tape, sources.count, described)
     if needed is None:
         return None
+    play = play_of(sources)
     play.states = states
-    play.sources = [_see(source) for source in sources]
     play.steps, play.result = needed
     if len(play.steps) > 1 and _are_on_one_device(play):
         play.left = _times_to_fuse
@@ -347,21 +222,34 @@ cdef Play _make_play(Tape tape, list sources, object states, object key, object 
     return play
 
 
-cdef object _record(Replay replay, object key, list sources, Row row, tuple args, dict kwargs):
+cdef bint _is_heard() except -1:
+    """Would a tape hear of all that decides?"""
+    return (
+        _sees_primitives() and not _debug_key_reuse.value and has_own_default_impl()
+    )
+
+
+cdef int _keep(Row row, Replay replay, Play play) except -1:
+    if play is None:
+        _wait_longer(replay)
+        return 0
+    keep_play(replay, play)
+    row.recorded += 1
+    if row.recorded < MOST_KEPT:    # else nothing comes of it
+        row.missed = 0
+    return 0
+
+
+cdef object _record(
+    Replay replay, object key, Sources* sources, Row row, tuple args, dict kwargs
+):
     """Call the reference and keep the steps it took, if they are all of it."""
     cdef Tape tape
     cdef Play play
-    if (
-        _tape.current is not None or not _sees_primitives() or _debug_key_reuse.value
-        or not has_own_default_impl()
-    ):
-        enter()
-        try:
-            return row.call(*args, **kwargs)
-        finally:
-            leave()
     states = states_now()
-    tape = start_tape(sources, row.with_functions)
+    tape = start_tape(
+        [<object>sources.items[i] for i in range(sources.count)], row.with_functions
+    )
     enter()
     try:
         result = _call_and_listen(row.call, args, kwargs)
@@ -374,10 +262,7 @@ cdef object _record(Replay replay, object key, list sources, Row row, tuple args
         if JM_DEBUG:
             raise
         play = None
-    if play is None:
-        _wait_longer(replay)
-    else:
-        replay.plays = [play, *replay.plays[:MOST_PLAYS - 1]]
+    _keep(row, replay, play)
     return result
 
 
@@ -474,13 +359,13 @@ cdef bint _is_alive(Play play, Play taken) except -1:
 cdef object _replayed(Row row, Replay replay, Sources* sources):
     """The result, or None where the steps cannot be taken."""
     cdef PyObject* functions[MOST_VALUES]
-    cdef Play play = _find_play(replay, sources), taken
+    cdef Play play = find_play(replay, sources), taken
     if play is None or _tape.current is not None:
         return None
     taken = play if play.fused is None or not _uses_fused else play.fused
     if not _is_alive(play, taken) or not _find_functions(taken, functions):
         if not is_asked():
-            replay.plays = [other for other in replay.plays if other is not play]
+            drop_play(replay, play)
             replay.seen = replay.wait    # that it can be kept is known
         return None
     try:
@@ -489,7 +374,7 @@ cdef object _replayed(Row row, Replay replay, Sources* sources):
         _release(functions, len(taken.steps))
     if result is not None:
         replay.used = True
-        row.missed = 0
+        row.missed = row.recorded = 0
         _count_hit(row)
     return result
 
@@ -500,39 +385,42 @@ cdef void _count_missed(Row row) noexcept:
         return
     row.missed += 1
     if row.missed > MANY_MISSES:
-        row.skip = SKIPPED
+        # Now more and now fewer: a loop may make a call of one kind every so many.
+        row.turn = row.turn * 1103515245 + 12345
+        row.skip = LEAST_SKIPPED + (row.turn >> 16) % 8
 
 
-cdef bint _is_to_record(Row row, Replay replay) noexcept:
-    """Count a miss for which there is a key, and see whether its steps are to be kept."""
-    _count_missed(row)
-    replay.seen += 1
-    return replay.seen > replay.wait
+cdef Replay _replay_for(Context context, object key):
+    """What is known of calls with this key, of which something may be kept; None where nothing is.
 
-
-cdef bint _hands_on_first(Replay replay, Sources* sources) except -1:
-    """Has the reference not been given a number with arrays like these yet?
-
-    It is given one as it is before one that was made an array: jaxlib then knows such numbers, as
-    it would, and converts others of them without numpy's warnings.
+    What comes for the first time may never come again.
     """
-    cdef Play play
-    cdef object states = states_now()
-    for play in replay.handed_on:
-        if _fits(play, sources, states, False):
-            return False
-    play = Play()
-    play.states = states
-    play.sources = [_see(<object>sources.items[i]) for i in range(sources.count)]
-    replay.handed_on = [play, *replay.handed_on[:MOST_PLAYS - 1]]
-    return True
+    cdef Replay replay
+    cdef dict replays = context.replays
+    found = replays.get(key)
+    if found is not None:
+        return <Replay>found
+    if not came_before(<uint64_t><Py_ssize_t>hash(key)):
+        return None
+    if not has_room(replays):
+        return None
+    replay = make_replay()
+    replay.seen = 1
+    replays[key] = replay
+    return replay
 
 
-cdef Replay _look_up(
+cdef bint _is_to_record(Replay replay, object key, Sources* sources) except -1:
+    """Count a call for which there is a key, and see whether its steps are to be kept."""
+    replay.seen += 1
+    return replay.seen > replay.wait and is_play_wanted(replay, key, sources)
+
+
+cdef Context _look_up(
     Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, int* reason,
     PyObject** key
 ):
-    """What is known of calls like this one, and their key, owned; None with a reason."""
+    """The context of a call that may be replayed, and its key, owned; None with a reason."""
     cdef Context context = operation_context(reason)
     if context is None:
         return None
@@ -540,54 +428,57 @@ cdef Replay _look_up(
     if key[0] == NULL:
         return None
     reason[0] = _obstacle(sources)
-    return _replay_of(context, <object>key[0]) if reason[0] == HIT else None
+    if context.replays is None:
+        context.replays = {}
+    return context if reason[0] == HIT else None
 
 
 cdef object _call(
-    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, PyObject** key,
-    bint is_converted,
+    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, PyObject** key
 ):
     """The result, or None where the reference is to be called as it is."""
-    cdef Replay replay = None
+    cdef Context context = None
+    cdef Replay replay
     cdef int reason
-    cdef bint is_to_record
     try:
-        replay = _look_up(row, args, n, names, sources, &reason, key)
+        context = _look_up(row, args, n, names, sources, &reason, key)
     except Exception:
         if JM_DEBUG:
             raise
         reason = UNKNOWN_TYPE
-    if replay is None:
+    if context is None:
         if reason != TRACE:
             _count_missed(row)
         _count_miss(row, reason)
         return None
-    result = _replayed(row, replay, sources)
-    if result is not None:
-        return result
+    found = context.replays.get(<object>key[0])
+    if found is not None:
+        result = _replayed(row, <Replay>found, sources)
+        if result is not None:
+            return result
     _count_miss(row, NOT_RECORDED)
-    is_to_record = _is_to_record(row, replay)
-    if is_converted and not is_asked() and _hands_on_first(replay, sources):
+    if is_asked() or _tape.current is not None:
         return None
-    if not is_to_record:
+    _count_missed(row)
+    if not _is_heard():
+        return None
+    replay = _replay_for(context, <object>key[0])
+    if replay is None or not _is_to_record(replay, <object>key[0], sources):
         return None
     named = 0 if names == NULL else PyTuple_GET_SIZE(names)
     return _record(
-        replay, <object>key[0], [<object>sources.items[i] for i in range(sources.count)], row,
-        tuple([<object>args[i] for i in range(n)]),
+        replay, <object>key[0], sources, row, tuple([<object>args[i] for i in range(n)]),
         {<object>PyTuple_GET_ITEM(names, i): <object>args[n + i] for i in range(named)},
     )
 
 
-cdef object _call_looked_at(
-    Row row, PyObject** args, Py_ssize_t n, PyObject* names, bint is_converted=False
-):
+cdef object _call_looked_at(Row row, PyObject** args, Py_ssize_t n, PyObject* names):
     cdef Sources sources
     cdef PyObject* key = NULL
     sources.count = 0
     sources.with_functions = row.with_functions
     try:
-        return _call(row, args, n, names, &sources, &key, is_converted)
+        return _call(row, args, n, names, &sources, &key)
     finally:
         release_sources(&sources)
         if key != NULL:
@@ -601,13 +492,8 @@ cdef class Number:
         self.at, self.name, self.convert, self.only = at, name, convert, only
 
 
-def number_as_it_is(number):
-    """For functions that hand a number on to a function that JAX jitted."""
-    return number
-
-
 cdef Py_ssize_t _place_of_number(Row row, PyObject** args, Py_ssize_t n, PyObject* names) except -2:
-    """Where among the arguments there is a number that the function makes an array of, or -1."""
+    """Where among the arguments there is a number like those that it is about, or -1."""
     cdef int kind
     cdef Py_ssize_t i, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
     cdef Py_ssize_t place = row.number.at if row.number.at < n else -1
@@ -617,15 +503,13 @@ cdef Py_ssize_t _place_of_number(Row row, PyObject** args, Py_ssize_t n, PyObjec
     if place < 0 or n + named > MOST_CONVERTED:
         return -1
     kind = jm_kind_of_type(&types, Py_TYPE(args[place]))
-    if kind == JM_INT or (kind == JM_FLOAT and row.number.convert is number_as_it_is):
+    if kind == JM_INT or (kind == JM_FLOAT and row.number.convert is None):
         return place
     return -1
 
 
 cdef bint _is_converted(object number) except -1:
-    """Is it one of which an array can be made without an error or a warning?"""
-    if type(number) is float:
-        return abs(number) < MOST_FLOAT
+    """Is it one of which an array can be made without an error?"""
     return 0 <= number < MOST_NUMBER
 
 
@@ -688,7 +572,7 @@ cdef object _call_with_number(
     array = _array_of(row, <object>args[place])
     memcpy(own, args, (n + (0 if names == NULL else PyTuple_GET_SIZE(names))) * sizeof(PyObject*))
     own[place] = <PyObject*>array
-    return _call_looked_at(row, own, n, names, row.number.convert is number_as_it_is)
+    return _call_looked_at(row, own, n, names)
 
 
 cdef PyObject* call_row(
@@ -707,7 +591,7 @@ cdef PyObject* call_row(
             row.skip -= 1
         _count_miss(row, NOT_RECORDED)
     else:
-        if place < 0:
+        if place < 0 or row.number.convert is None:
             result = _call_looked_at(row, args, n, names)
         else:
             result = _call_with_number(row, args, n, names, place)
@@ -773,7 +657,7 @@ def _forget() -> None:
     """Look at all calls again."""
     cdef Row row
     for row in _rows:
-        row.missed = row.skip = 0
+        row.missed = row.skip = row.turn = row.recorded = 0
         row.numbers = []
 
 
