@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from jax._src.numpy import indexing
 from observe import NothingCompared
 from states import all_states
 from support import aligned
+
+from jaxmarshal import _reference
 
 # --- States of the configuration -----------------------------------------------------------------
 
@@ -151,6 +154,16 @@ def changes_of_context(name: str) -> list[Change]:
 
 # --- Implementations and handlers that are replaced ----------------------------------------------
 
+def _with_implementations_of_their_own() -> dict[str, Any]:
+    """More primitives of the installed JAX, by name: their modules differ between versions."""
+    names = (
+        "copy", "custom_jvp_call", "eval_jaxpr", "fft", "random_bits", "random_fold_in",
+        "random_seed", "random_split", "random_unwrap", "random_wrap", "stop_gradient",
+    )  # fmt: skip
+    known = {x.name: x for x in gc.get_objects() if isinstance(x, core.Primitive)}
+    return {f"{name}_p": known[name] for name in names if name in known}
+
+
 #: Primitives whose implementation, and whose way of finding it, is replaced.
 PRIMITIVES: dict[str, Any] = {
     "device_put_p": dispatch.device_put_p,
@@ -164,6 +177,7 @@ PRIMITIVES: dict[str, Any] = {
         )
     },
     **({"stage_p": core.stage_p} if hasattr(core, "stage_p") else {}),
+    **_with_implementations_of_their_own(),
 }  # fmt: skip
 
 #: (module or class, attribute) of functions that a fast path may leave out, and must not while
@@ -196,10 +210,36 @@ NOT_HEARD: dict[tuple[Any, str], str] = {
 HANDLERS: list[tuple[str, dict, Any]] = [
     *(
         ("shard_arg_handlers", pxla.shard_arg_handlers, kind)
-        for kind in (array.ArrayImpl, np.ndarray, float, int, np.float32, np.float64)
+        for kind in (array.ArrayImpl, np.ndarray, float, np.float32, _reference.PRNGKeyArray)
     ),
     ("global_result_handlers", pxla.global_result_handlers, core.ShapedArray),
+    *(
+        ("pytype_aval_mappings", core.pytype_aval_mappings, kind)
+        for kind in (
+            array.ArrayImpl, np.ndarray, bool, int, float, complex, np.float32,
+            _reference.PRNGKeyArray,
+        )
+    ),
 ]
+
+#: Types with a handler of their own that is not replaced, with the reason.
+_NOT_PASSED = "no entry is called with one: such calls all go to JAX"
+LEFT_TO_JAX: dict[str, str] = {
+    **dict.fromkeys(
+        ("Box", "EArray", "HijaxVariable", "Log", "MaskedArray", "Ref", "ShapeDtypeStruct", "Token",
+         "TransformedRef", "_DimExpr", "_ScalarMeta", "str"), _NOT_PASSED,
+    ),
+    "AbstractToken": "of results with effects, which JAX makes",
+    "DynamicJaxprTracer": "inside a trace, where JAX does all",
+    "Tracer": "inside a trace, where JAX does all",
+    **dict.fromkeys(
+        ("TypedComplex", "TypedFloat", "TypedInt", "TypedNdArray"),
+        "JAX makes them inside of a trace alone",
+    ),
+}  # fmt: skip
+
+#: Names among `FUNCTIONS` that some of the supported versions lack, with the reason.
+MOVED: dict[str, str] = {}
 
 
 def _noting(name: str, original: Any) -> Any:

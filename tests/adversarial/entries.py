@@ -6,6 +6,8 @@ that show what a change does (not a number, 64 bits, another device, host data).
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +26,9 @@ from old_dispatch import compiled as old_compiled
 from support import aligned
 
 import jaxmarshal
-from jaxmarshal import _dispatch_v0_3
+from jaxmarshal import _dispatch_v0_3, fronts
 from jaxmarshal.compat import dispatch_v0_3
+from jaxmarshal.fronts import filtered
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,9 @@ class Entry:
 
 ENTRIES: dict[str, Entry] = {}
 
+#: Entry points of libraries that cannot be called here, and why.
+ABSENT: dict[str, str] = {}
+
 
 def entry(name: str, early: Callable[[], Any] = lambda: None) -> Callable:
     """Register the decorated function under a name."""
@@ -54,6 +60,17 @@ def entry(name: str, early: Callable[[], Any] = lambda: None) -> Callable:
         return make
 
     return register
+
+
+def front_entry(name: str, early: Callable[[], Any] = lambda: None) -> Callable:
+    """The same for the front of a library, where the library is there."""
+    (front,) = [front for front in fronts.FRONTS if front.name == name]
+    reason = fronts.why_inactive(front)
+    if reason is None:
+        importlib.import_module(front.library)
+        return entry(name, early)
+    ABSENT[name] = reason
+    return lambda make: make
 
 
 # --- Arguments -----------------------------------------------------------------------------------
@@ -92,6 +109,9 @@ class Static:
     def __eq__(self, other: object) -> bool:
         happened("eq")
         return isinstance(other, Static) and self.value == other.value
+
+    def __repr__(self) -> str:
+        return f"Static({self.value})"
 
 
 class Reverse(str):
@@ -239,6 +259,7 @@ def batched_device_put(_: Any) -> Subject:
             Deep("an array", call, lambda: (good(),)),
         ],
         ("batched_device_put",),
+        hosts=[host],
     )
 
 
@@ -699,6 +720,250 @@ def keys(_: Any) -> Subject:
     )
 
 
+# --- Functions that are replayed -----------------------------------------------------------------
+
+
+def _replayed(calls: list[Call]) -> Subject:
+    return Subject(calls, ("functions",))
+
+
+def _matrix() -> jax.Array:
+    return jax.device_put(aligned((4, 3)))
+
+
+@entry("functions, indexing")
+def functions_indexing(_: Any) -> Subject:
+    """Updates at indices."""
+    return _replayed([
+        Call("set", lambda x: x.at[1].set(5.0), lambda: (_matrix(),)),
+        Call("add out of range", lambda x: x.at[100].add(1.0), lambda: (_matrix(),)),
+        Deep("set at an array", lambda x, i: x.at[i].set(0.0), lambda: (
+            _matrix(), jax.device_put(np.array([0, 2], np.int32)))),
+        Deep("get", lambda x: x.at[-1].get(mode="fill", fill_value=7.0), lambda: (_matrix(),)),
+        Deep("lax.dynamic_slice", lax.dynamic_slice, lambda: (_matrix(), (1, 0), (2, 2))),
+        Deep("lax.slice", lax.slice, lambda: (_matrix(), (0, 1), (2, 2))),
+        Deep("lax.index_in_dim", lax.index_in_dim, lambda: (_matrix(), 1)),
+    ])  # fmt: skip
+
+
+@entry("functions, operators")
+def functions_operators(_: Any) -> Subject:
+    """Operators of arrays and numbers."""
+    return _replayed([
+        Call("+", lambda x: x + 1.5, lambda: (good(),)),
+        Call("/ 0", lambda x: x / 0, lambda: (good(),)),
+        Deep("*", lambda x: 2 * x, lambda: (good(),)),
+        Deep("**", lambda x: x**2, lambda: (good(),)),
+        Deep("a number too large", lambda x: x + 1e300, lambda: (good(),)),
+        Deep("an int too large", lambda x: x + 2**40, lambda: (good(),)),
+        Deep("numbers that change", lambda x, n=iter(range(100_000)): x * next(n), lambda: (
+            jax.device_put(aligned(8, np.int32)),)),
+        Deep("of two", lambda x, y: x - y, lambda: (good(), bad())),
+        Deep("of two ranks", lambda x, y: x + y, lambda: (good(), jnp.ones((2, 8)))),
+        Deep("of two dtypes", lambda x, y: x * y, lambda: (good(), jnp.ones(8, "int32"))),
+        Deep("bits", lambda x: x & 3, lambda: (jax.device_put(aligned(8, np.int32)),)),
+        Deep("compared", lambda x: x > 2, lambda: (good(),)),
+    ])  # fmt: skip
+
+
+@entry("functions, jax.numpy")
+def functions_numpy(_: Any) -> Subject:
+    """Functions of `jax.numpy`, and methods of arrays."""
+    return _replayed([
+        Call("where", jnp.where, lambda: (good() > 2, bad(), 0)),
+        Call("arange, 64 bits", lambda: jnp.arange(3, dtype="float64")),
+        Deep("concatenate", jnp.concatenate, lambda: ([good(), good()],)),
+        Deep("concatenate dtypes", jnp.concatenate, lambda: (
+            [good(), jax.device_put(aligned(3, np.int32))],)),
+        Deep("einsum", jnp.einsum, lambda: ("i,i->", good(), good())),
+        Deep("zeros_like", jnp.zeros_like, lambda: (good(),)),
+        Deep("linspace", jnp.linspace, lambda: (0.0, 1.0, 5)),
+        Deep("eye", jnp.eye, lambda: (3,)),
+        Deep("pad", jnp.pad, lambda: (good(), 1)),
+        Deep("tile", jnp.tile, lambda: (good(), 2)),
+        Deep("std", jnp.std, lambda: (bad(),)),
+        Deep("reshape", lambda x: x.reshape(2, 4), lambda: (good(),)),
+        Deep("astype", lambda x: x.astype("float64"), lambda: (good(),)),
+        Deep("norm", jnp.linalg.vector_norm, lambda: (good(),)),
+        Deep("fft", jnp.fft.fft, lambda: (good(),)),
+        Deep("on eight devices", jnp.flip, lambda: (jax.device_put(aligned(8), spread()),)),
+    ])  # fmt: skip
+
+
+@entry("functions, nn")
+def functions_nn(_: Any) -> Subject:
+    """Functions of `jax.nn`, some of which have a derivative of their own."""
+    return _replayed([
+        Call("relu", jax.nn.relu, lambda: (bad(),)),
+        Call("softmax", jax.nn.softmax, lambda: (good(),)),
+        Deep("softmax of what has none", jax.nn.softmax, lambda: (bad() / 0,)),
+        Deep("gelu", jax.nn.gelu, lambda: (good(),)),
+        Deep("logsumexp", jax.nn.logsumexp, lambda: (good(),)),
+        Deep("one_hot", jax.nn.one_hot, lambda: (jax.device_put(aligned(3, np.int32)), 4)),
+    ])  # fmt: skip
+
+
+@entry("functions, lax")
+def functions_lax(_: Any) -> Subject:
+    """Functions of `jax.lax`, each of which binds one primitive."""
+    return _replayed([
+        Call("log", lax.log, lambda: (bad(),)),
+        Call("add", lax.add, lambda: (good(), good())),
+        Deep("a number", lax.mul, lambda: (good(), 2.0)),
+        Deep("dot", lax.dot, lambda: (_matrix(), jnp.ones((3, 2)))),
+        Deep("convert", lax.convert_element_type, lambda: (good(), np.int32)),
+        Deep("iota", lax.iota, lambda: (np.int32, 4)),
+        Deep("two devices", lax.add, lambda: (
+            jax.device_put(aligned(8), jax.devices()[1]),
+            jax.device_put(aligned(8), jax.devices()[2]))),
+        Deep("two dtypes", lax.add, lambda: (good(), jax.device_put(aligned(8, np.int32)))),
+    ])  # fmt: skip
+
+
+@entry("functions, random")
+def functions_random(_: Any) -> Subject:
+    """Functions of `jax.random`, with typed and with raw keys."""
+    def key() -> Any:
+        return jax.random.key(1)
+
+    return _replayed([
+        Call("normal", jax.random.normal, lambda: (key(), (3,))),
+        Call("split", jax.random.split, lambda: (key(),)),
+        Deep("split of a raw key", jax.random.split, lambda: (jax.random.PRNGKey(1),)),
+        Deep("fold_in", jax.random.fold_in, lambda: (key(), 3)),
+        Deep("numbers that change", lambda key, n=iter(range(100_000)): jax.random.fold_in(
+            key, next(n)), lambda: (key(),)),
+        Deep("key", jax.random.key, lambda: (3,)),
+        Deep("PRNGKey", jax.random.PRNGKey, lambda: (3,)),
+        Deep("uniform, 64 bits", lambda key: jax.random.uniform(key, dtype="float64"), lambda: (
+            key(),)),
+        Deep("randint", jax.random.randint, lambda: (key(), (3,), 0, 5)),
+        Deep("categorical", jax.random.categorical, lambda: (key(), good())),
+        Deep("another kind", jax.random.normal, lambda: (jax.random.key(1, impl="rbg"), (3,))),
+    ])  # fmt: skip
+
+
+# --- Functions of jitted functions: pytrees whose leaves are not all arrays -----------------------
+
+
+class _Cleared:
+    """A function whose cache is that of the jitted function inside."""
+
+    def __init__(self, call: Callable[..., Any], clear: Callable[[], None]) -> None:
+        self._call, self.clear_cache = call, clear
+
+    def __call__(self, x: Any) -> Any:
+        return self._call(x)
+
+
+def _front_calls(function: Callable[..., Any], static: Callable[..., Any]) -> list[Call]:
+    """Calls that every front takes; `static` is called with other leaves than arrays too."""
+    return [
+        Call("good", function, lambda: (good(),)),
+        Call("bad", function, lambda: (bad(),)),
+        Call("a node and an object", static, lambda: (Node(good(), good()), Static(2))),
+        Deep("another object", static, lambda: (Node(good(), good()), Static(3))),
+        Deep("a dict", static, lambda: ({"b": good(), "a": [bad(), 2.5]}, "text")),
+        Deep("keys with an order of their own", static, lambda: (
+            {Reverse("a"): good(), Reverse("b"): bad()}, None)),
+        Deep("by keyword", function, kwargs=lambda: {"x": good()}),
+        Deep("another shape", function, lambda: (jax.device_put(aligned(3)),)),
+        Deep("committed", function, lambda: (jax.device_put(aligned(8), jax.devices()[0]),)),
+        Deep("elsewhere", function, lambda: (jax.device_put(aligned(8), jax.devices()[3]),)),
+        Deep("host data", function, lambda: (aligned(8),)),
+        Deep("host data of 64 bits", function, lambda: (wide(),)),
+        Deep("a typed key", static, lambda: (jax.random.key(1), 3)),
+    ]  # fmt: skip
+
+
+def _leaves_of(box: list[float]) -> Callable[..., Any]:
+    """A function of trees and of other leaves."""
+
+    def leaves(tree: Any, other: Any) -> Any:
+        happened("traced")
+        found = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
+        return {"other": other, "found": [x * box[0] if x.ndim else x for x in found]}
+
+    return leaves
+
+
+def _plain_filter_jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`jaxmarshal.filter_jit` as its Python has it, on JAX's own jit."""
+    made = jaxmarshal.filter_jit(function)
+    made._cached = jax.jit(made._cached.__wrapped__, static_argnums=2)
+    return functools.partial(filtered.reference_call, made)
+
+
+@entry("filter_jit", _early)
+def filter_jit(early: Any) -> Subject:
+    """`jaxmarshal.filter_jit`; the other side is its Python alone."""
+    box, program, _ = early
+    make = jaxmarshal.filter_jit if _fast() else _plain_filter_jit
+    function, static = make(program), make(_leaves_of(box))
+    inside = getattr(function, "args", (function,))[0]
+    return Subject(
+        _front_calls(function, static), ("filter_jit",),
+        {"itself": _Cleared(function, inside.clear_cache)}, box,
+    )  # fmt: skip
+
+
+@front_entry("equinox_filter_jit", _early)
+def equinox_filter_jit(early: Any) -> Subject:
+    """`equinox.filter_jit`, and a Module that is called."""
+    import equinox
+
+    box, program, _ = early
+    function = equinox.filter_jit(program)
+    static = equinox.filter_jit(_leaves_of(box))
+    layer = equinox.nn.Linear(8, 2, key=jax.random.PRNGKey(0))
+    call = equinox.filter_jit(lambda layer, x: layer(x))
+    return Subject(
+        [
+            *_front_calls(function, static),
+            Call("a Module", call, lambda: (layer, good())),
+        ],
+        ("equinox_filter_jit",),
+        {"itself": _Cleared(function, function._cached.clear_cache)},
+        box,
+    )
+
+
+@front_entry("nnx_jit", _early)
+def nnx_jit(early: Any) -> Subject:
+    """`flax.nnx.jit`, and a module that a call changes."""
+    from flax import nnx
+
+    box, program, _ = early
+    function = nnx.jit(program)
+    static = nnx.jit(_leaves_of(box), static_argnums=1)
+
+    class Counter(nnx.Module):
+        def __init__(self) -> None:
+            self.count = nnx.Variable(jnp.zeros(8))
+
+    @nnx.jit
+    def add(counter: Any, x: Any) -> Any:
+        happened("traced")
+        counter.count[...] += jnp.log(x)
+        return counter.count[...] * box[0]
+
+    def changed(x: Any) -> Any:
+        found = add(counter, x)
+        return found, counter.count.get_raw_value()
+
+    counter = Counter()
+    return Subject(
+        [
+            *_front_calls(function, static),
+            Call("a module", changed, lambda: (good(),)),
+            Deep("a module, bad", changed, lambda: (bad(),)),
+        ],
+        ("nnx_jit",),
+        {"itself": _Cleared(function, function.jitted_fn.clear_cache)},
+        box,
+    )
+
+
 # --- The module that stands in for `jax._src.dispatch`, and that of JAX 0.3 -----------------------
 
 
@@ -726,7 +991,7 @@ def dispatch_module(_: Any) -> Subject:
             Call("apply_primitive", apply, lambda: (good(),)),
             Deep("xla_primitive_callable", callable_of, lambda: (good(),)),
         ],
-        ("batched_device_put_impl",),
+        ("batched_device_put_impl", "xla_primitive_callable"),
     )
 
 
