@@ -16,9 +16,10 @@ from browser import ASK_WIDTH, WIDTH, in_scheme, opened
 from child import run
 from conftest import LAYOUT_OFF
 
-from jaxmarshal import commands
+from jaxmarshal import commands, fronts
 from jaxmarshal.benchmarks import measure, never_slower, page, results, suite
 from jaxmarshal.benchmarks.case import Case, Sides
+from jaxmarshal.fronts import filtered
 
 pytestmark = [pytest.mark.slow, pytest.mark.commands]
 
@@ -272,7 +273,25 @@ def test_names_of_never_slower_are_cases():
     """Each name that the quick selections mention is a case of its group."""
     for names in (never_slower.QUICK, never_slower.FEW):
         found = never_slower.select(names)
-        assert len(found) == sum(len(group) for group in names.values())
+        gone = tuple(f"{front.name}," for front in fronts.FRONTS if fronts.why_inactive(front))
+        named = [name for group in names.values() for name in group if not name.startswith(gone)]
+        assert len(found) == len(named)
+
+
+#: Entry points that have nothing to refuse.
+NEVER_REFUSED = {
+    "batched_device_put", "batched_device_put_impl", "results_handler_call",
+    "xla_primitive_callable",
+}  # fmt: skip
+
+
+def test_each_entry_point_has_rows_of_never_slower():
+    """One that is fast and one that is refused, in the quick selection."""
+    cases = [case for _, case in never_slower.select(never_slower.QUICK)]
+    assert never_slower.without_rows(cases) == []
+    refused = never_slower.without_rows([case for case in cases if case.hits is False])
+    libraries = {filtered.NAME, *(front.name for front in fronts.FRONTS)}
+    assert set(refused) <= NEVER_REFUSED | libraries
 
 
 def test_a_case_that_is_slower_is_found():

@@ -54,7 +54,10 @@ BELIEFS: dict[str, tuple[str, set[str]]] = {
     "_call": ("of a compiled function: its call in C++, or None", {"_execute.pyx"}),
     "_executable": (
         "of a compiled function: its MeshExecutable",
-        {"_execute.pyx", "_reference.py", "calls.py", "compat.py", "eager.py", "survey.py"},
+        {
+            "_execute.pyx", "_reference.py", "calls.py", "compat.py", "eager.py", "refused.py",
+            "survey.py",
+        },
     ),
     "_params": ("of a compiled function: trees, constants, types", {"_execute.pyx"}),
     # flax.

@@ -89,8 +89,20 @@ def _flat(which: str, count: int) -> Sides:
     )
 
 
+def _results() -> Sides:
+    """Two results made of their buffers."""
+    xs = inputs.leaves("arrays", 2)
+    owner = jax.jit(lambda x, y: (x, y)).lower(*xs).compile()._executable.unsafe_call.out_handler
+    buffers = [[x] for x in xs]
+    return Sides(
+        partial(_reference.results_handler_call, owner, buffers),
+        partial(_execute.results_handler_call, owner, buffers),
+    )
+
+
 def execute_cases() -> Iterator[Case]:
-    """The two flat ways into an executable."""
+    """The two flat ways into an executable, and the way of its results."""
+    yield Case("results of 2 buffers", "results_handler_call", _results)
     for which, entry, speedup in (
         ("unsafe_call", "execute_replicated_call", 2.5),
         ("MeshExecutable.call", "mesh_executable_call", 3.2),

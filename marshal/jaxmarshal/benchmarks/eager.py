@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmarshal import _reference
+from jaxmarshal import _eager, _reference
 from jaxmarshal.benchmarks.case import Case, Sides
 
 
@@ -55,6 +55,12 @@ def eager_cases() -> Iterator[Case]:
     def zeros() -> Any:
         return jnp.zeros(3)
 
+    def ones() -> Any:
+        return jnp.ones(3)
+
+    def full() -> Any:
+        return jnp.full(3, 1.5)
+
     leaves = {two: 2, one: 1, keys: 1, tuple: 0}
     for name, entry, function, make, speedup in (
         ("neg_p.bind", "bind", lambda x: lax.neg_p.bind(x), one, 2.0),
@@ -64,6 +70,8 @@ def eager_cases() -> Iterator[Case]:
         ("x[0]", "getitem", first, one, 1.3),
         ("x[2:6]", "getitem", half, one, None),
         ("jnp.zeros(3)", "zeros", zeros, tuple, 1.5),
+        ("jnp.ones(3)", "ones", ones, tuple, 1.5),
+        ("jnp.full(3, 1.5)", "full", full, tuple, 1.5),
         ("random.split", "functions", lambda key: jax.random.split(key), keys, 1.2),
     ):
         yield Case(
@@ -78,6 +86,14 @@ def eager_cases() -> Iterator[Case]:
             name, entry, partial(_operation, function, make), leaves[make],
             least_speedup=1 / 1.03,
         )  # fmt: skip
+    yield Case(
+        "xla_primitive_callable", "xla_primitive_callable",
+        lambda: Sides(
+            partial(_reference.xla_primitive_callable, lax.neg_p),
+            partial(_eager.xla_primitive_callable, lax.neg_p),
+        ),
+        least_speedup=None,
+    )  # fmt: skip
     yield Case("lax.add, blocking", "functions", lambda: _operation(_add, two).blocking(), 2)
 
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from jaxmarshal import _install, stats
+from jaxmarshal import _install, fronts, stats
 from jaxmarshal.benchmarks import measure, suite
 from jaxmarshal.benchmarks.case import Case, Sides
+from jaxmarshal.fronts import filtered
 
 #: JAX's time over ours has to be this at least: three per cent are what a look at a call may cost.
 LEAST = 0.97
@@ -33,18 +34,29 @@ CERTAIN = 3.0
 QUICK = {
     "device_put": ("np f32[8]", "list of 100 numpy", "list of 100 arrays",
                    "refused (src=)"),
-    "shard_args": ("1 arrays", "10 numpy"),
-    "execute": ("unsafe_call, 1 arrays", "unsafe_call, 100 arrays", "MeshExecutable.call, 1 arrays",
-                "MeshExecutable.call, 100 arrays"),
+    "shard_args": ("1 arrays", "10 numpy", "batched_device_put of 1 numpy",
+                   "batched_device_put_impl of 1 numpy"),
+    "execute": ("results of 2 buffers", "unsafe_call, 1 arrays", "unsafe_call, 100 arrays",
+                "MeshExecutable.call, 1 arrays", "MeshExecutable.call, 100 arrays"),
     "ahead_of_time": ("list of 1 arrays", "list of 100 arrays", "list of 1000 arrays",
                       "list of 4 numpy, left to C++", "dict of 200 arrays", "refused (callback)"),
     "jit": ("list of 1 arrays", "list of 10 arrays", "list of 100 arrays", "list of 1000 arrays",
             "list of 4 numpy, left to C++", "list of 10 arrays and a numpy, left to C++",
             "list of 1 arrays, 100 shapes in turns", "dict of 200 arrays",
             "an array and a scalar that changes"),
-    "eager": ("neg_p.bind", "lax.add", "x[0]", "jnp.zeros(3)", "x + x"),
+    "eager": ("neg_p.bind", "lax.add", "x[0]", "jnp.zeros(3)", "jnp.ones(3)", "jnp.full(3, 1.5)",
+              "xla_primitive_callable", "x + x"),
     "survey": ("x.sum()", "jnp.where", "x[mask]", "jnp.einsum", "nn.relu"),
     "asarray": ("jnp.asarray(np f32[8])", "jnp.array(np f32[8])"),
+    "fronts": ("filter_jit, dict of 1 arrays", "equinox_filter_jit, dict of 1 arrays",
+               "nnx_jit, dict of 1 arrays"),
+    "refused": ("shard_args of a typed key", "MeshExecutable.call of a callback",
+                "unsafe_call of a callback", "bind, an object as a parameter",
+                "jnp.asarray on a device", "jnp.array with a dtype", "x[numpy indices]",
+                "jnp.zeros on a device", "jnp.ones on a device", "jnp.full on a device",
+                "lax.neg of numpy", "x[i], another i each time",
+                "jnp.linspace, another end each time", "lax.mul, another number each time",
+                "x * t, another t each time"),
     "packed": ("2 × f32[8], not packed", "2 × f32[8], not packed, donated",
                "4 × f32[64,64], not packed", "4 × f32[64,64], not packed, donated",
                "7 of several dtypes, not packed", "4 × f32[8]", "4 × f32[8], donated"),
@@ -100,10 +112,12 @@ def select(names: dict[str, tuple[str, ...]] | None) -> list[tuple[str, Case]]:
     ]  # fmt: skip
 
 
-def without_rows(rows: Iterable[Row]) -> list[str]:
-    """The active entry points that no row is about; others lead through them."""
+def without_rows(rows: Iterable[Row | Case]) -> list[str]:
+    """The active entry points, and fronts of libraries that are there, that no row is about."""
     measured = {row.entry for row in rows}
-    return [e.name for e in _install.ENTRY_POINTS if e.active and e.name not in measured]
+    active = [entry.name for entry in _install.ENTRY_POINTS if entry.active]
+    active += [front.name for front in fronts.FRONTS if fronts.why_inactive(front) is None]
+    return [name for name in (*active, filtered.NAME) if name not in measured]
 
 
 def ratio_of(over: list[float], under: list[float]) -> tuple[float, float]:

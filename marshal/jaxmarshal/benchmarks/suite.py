@@ -5,7 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from jaxmarshal.benchmarks import calls, compat, eager, meshes, packed, survey, transfers
+from jaxmarshal.benchmarks import (
+    calls,
+    compat,
+    eager,
+    libraries,
+    meshes,
+    packed,
+    refused,
+    survey,
+    transfers,
+)
 from jaxmarshal.benchmarks.case import Case
 
 GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
@@ -20,6 +30,8 @@ GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
     "dispatch_v0_3": compat.dispatch_v0_3_cases,
     "packed": packed.packed_cases,
     "survey": survey.survey_cases,
+    "fronts": libraries.front_cases,
+    "refused": refused.refused_cases,
 }
 
 

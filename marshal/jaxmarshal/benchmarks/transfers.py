@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from jaxmarshal import _reference, api
+from jaxmarshal import _device_put, _reference, api
 from jaxmarshal.benchmarks import inputs
 from jaxmarshal.benchmarks.case import Call, Case, Sides
 
@@ -128,8 +128,31 @@ def _shard_args(kind: str, count: int, spread: bool = False) -> Sides:
     )
 
 
+def _one_buffer() -> Sides:
+    x = np.arange(8, dtype=np.float32)
+    done = _reference.device_put(x)
+    args = (done.aval, done.sharding, [x], jax.devices()[:1], True)
+    return Sides(
+        partial(_reference.pxla_batched_device_put, *args), partial(api.batched_device_put, *args),
+        partial(_reference.batched_device_put, *args),
+    )  # fmt: skip
+
+
+def _primitive() -> Sides:
+    """What the primitive of `device_put` comes to."""
+    x = np.arange(8, dtype=np.float32)
+    options = {"devices": [None], "srcs": [None], "copy_semantics": [_reference.REUSE_INPUT]}
+    return Sides(
+        partial(_reference.batched_device_put_impl, x, **options),
+        partial(_device_put.batched_device_put_impl, x, **options),
+        prepared_put(x),
+    )
+
+
 def shard_args_cases() -> Iterator[Case]:
-    """`pxla.shard_args`, which places the arguments of compiled code."""
+    """`pxla.shard_args`, which places the arguments of compiled code, and what it comes to."""
+    yield Case("batched_device_put of 1 numpy", "batched_device_put", _one_buffer)
+    yield Case("batched_device_put_impl of 1 numpy", "batched_device_put_impl", _primitive)
     bars = {("numpy", 1): (2.2, 1.3), ("arrays", 1): (4, None)}
     for kind in ("arrays", "numpy"):
         for count in (1, 4, 10, 100, 1000):

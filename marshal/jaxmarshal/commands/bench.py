@@ -22,7 +22,7 @@ DESCRIPTION = (
 )
 GROUPS = (
     "device_put", "shard_args", "execute", "ahead_of_time", "jit", "eager", "asarray",
-    "meshes", "dispatch_v0_3", "packed", "survey",
+    "meshes", "dispatch_v0_3", "packed", "survey", "fronts", "refused",
 )  # fmt: skip
 
 
