@@ -18,6 +18,7 @@ from jax.extend.core import Primitive
 from support import without_jaxmarshal
 
 import jaxmarshal
+from jaxmarshal import _fusion
 
 
 @pytest.fixture(autouse=True)
@@ -104,8 +105,9 @@ def test_trap_17_parameters_are_not_kept(use):
     """Trap 17: what closures and objects among parameters own dies when JAX lets it go."""
     def live():
         x = jnp.asarray(X)
-        for _ in range(40):    # what is kept of scalars is kept by then
+        for _ in range(60):    # what is kept of scalars is kept by then, and steps are one
             use(x)
+        _fusion.wait()
         jax.effects_barrier()
         gc.collect()
         before = len(jax.live_arrays())

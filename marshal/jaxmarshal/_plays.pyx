@@ -19,7 +19,7 @@ cdef enum:
     MOST_PLAYS = 16    # that are compared one after the other
     REFUSED = 15       # of sixteen that want to come into a full table: to record costs more
     ASKED = 4          # are asked to give way to each of the others
-    SETS = 2048        # of hashes that are noted
+    SETS = 4096        # of hashes that are noted
     WAYS = 8           # in each
 
 cdef uint64_t _hashes[SETS * WAYS]    # in each set the last one first
