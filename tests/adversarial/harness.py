@@ -27,7 +27,7 @@ from observe import NothingCompared, describe, input_leaves
 from states import all_states
 
 import jaxmarshal
-from jaxmarshal import _reference
+from jaxmarshal import _fusion, _reference
 
 #: How often the calls are made before the change, during it, and after it.
 WARM, CHANGED, BACK = 3, 2, 2
@@ -384,6 +384,7 @@ def _one_side(
         for change in changes:
             concerned = [name for name in subjects if name in (change.entries or subjects)]
             during, after = run.calls(concerned, CHANGED), run.calls(concerned, BACK)
+            _fusion.wait()    # what is compiled on another thread is not under the change
             with change.apply([subjects[name] for name in concerned]):
                 run.make(change.name, "after the change", during)
             forget_locals()
