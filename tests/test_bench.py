@@ -284,14 +284,20 @@ NEVER_REFUSED = {
     "xla_primitive_callable",
 }  # fmt: skip
 
+#: Its refused row is slower, and in the full selection only; see bench/README.md.
+SLOWER_REFUSED = {"asarray"}
+
+#: A look-up that JAX makes within other calls, whose rows are those of `bind`.
+WITHIN_OTHERS = ["xla_primitive_callable"]
+
 
 def test_each_entry_point_has_rows_of_never_slower():
     """One that is fast and one that is refused, in the quick selection."""
     cases = [case for _, case in never_slower.select(never_slower.QUICK)]
-    assert never_slower.without_rows(cases) == []
+    assert never_slower.without_rows(cases) == WITHIN_OTHERS
     refused = never_slower.without_rows([case for case in cases if case.hits is False])
     libraries = {filtered.NAME, *(front.name for front in fronts.FRONTS)}
-    assert set(refused) <= NEVER_REFUSED | libraries
+    assert set(refused) <= NEVER_REFUSED | SLOWER_REFUSED | libraries
 
 
 def test_a_case_that_is_slower_is_found():

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmarshal import _eager, _reference
+from jaxmarshal import _reference
 from jaxmarshal.benchmarks.case import Case, Sides
 
 
@@ -86,14 +86,6 @@ def eager_cases() -> Iterator[Case]:
             name, entry, partial(_operation, function, make), leaves[make],
             least_speedup=1 / 1.03,
         )  # fmt: skip
-    yield Case(
-        "xla_primitive_callable", "xla_primitive_callable",
-        lambda: Sides(
-            partial(_reference.xla_primitive_callable, lax.neg_p),
-            partial(_eager.xla_primitive_callable, lax.neg_p),
-        ),
-        least_speedup=None,
-    )  # fmt: skip
     yield Case("lax.add, blocking", "functions", lambda: _operation(_add, two).blocking(), 2)
 
 
