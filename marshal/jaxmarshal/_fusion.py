@@ -356,7 +356,9 @@ def _end() -> None:
     """Nothing is compiled while Python takes itself apart."""
     global _ended
     _ended = True
-    wait()
+    worker = _worker
+    if worker is not None:    # at the end of the interpreter no other name may be there
+        worker.join()
 
 
 def _after_fork() -> None:
