@@ -75,7 +75,7 @@ def dispatches(call, *args):
 
 def warm(call, *args):
     """Have it recorded, looked at, and taken in fewer steps."""
-    for _ in range(12):
+    for _ in range(24):
         call(*args)
     _fusion.wait()
 
@@ -316,7 +316,7 @@ def test_nothing_is_kept_alive():
     jax.clear_caches()
     before = len(jax.live_arrays())
     x = floats(1)
-    for _ in range(12):
+    for _ in range(24):
         y = x[2]
     _fusion.wait()
     assert dispatches(lambda x: x[2], x) == 1

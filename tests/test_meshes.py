@@ -139,7 +139,7 @@ def test_they_are_fast(context, place, least):
     fast = [name for name in done_by_jax(context, x) if name not in others]
     assert len(fast) >= least
     with CONTEXTS[context]():
-        for _ in range(8):
+        for _ in range(24):
             for name in fast:
                 CALLS[name](x)
         jaxmarshal.reset_stats()
