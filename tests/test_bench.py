@@ -284,8 +284,8 @@ NEVER_REFUSED = {
     "xla_primitive_callable",
 }  # fmt: skip
 
-#: Its refused row is slower, and in the full selection only; see bench/README.md.
-SLOWER_REFUSED = {"asarray"}
+#: Their refused rows are slower, and in the full selection only; see bench/README.md.
+SLOWER_REFUSED = {"asarray", "bind", "shard_args"}
 
 #: A look-up that JAX makes within other calls, whose rows are those of `bind`.
 WITHIN_OTHERS = ["xla_primitive_callable"]
