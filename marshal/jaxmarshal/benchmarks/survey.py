@@ -30,8 +30,28 @@ def _given() -> Given:
         x=x, y=x + 1, v=x[0], square=jax.device_put(np.eye(3, dtype=np.float32)),
         i=jax.device_put(np.array([0, 2], np.int32)), n=jax.device_put(np.arange(5)),
         mask=x > 0.5, scalar=jnp.float32(3), key=random.key(0), raw=random.PRNGKey(0),
-        host=data, half=x.astype(jnp.float16),
+        host=data, half=x.astype(jnp.float16), flag=x[0, 0] < 1,
     )  # fmt: skip
+
+
+def _double(x: Any) -> Any:
+    return x * 2
+
+
+def _sum(carry: Any, y: Any) -> Any:
+    return carry + y, carry
+
+
+def _small(state: Any) -> Any:
+    return state[0] < 4
+
+
+def _step(state: Any) -> Any:
+    return state[0] + 1, state[1] * 2
+
+
+def _add_index(i: Any, x: Any) -> Any:
+    return x + i
 
 
 CALLS: dict[str, Callable[[Given], Any]] = {
@@ -191,6 +211,11 @@ CALLS: dict[str, Callable[[Given], Any]] = {
     "lax.iota": lambda g: lax.iota(jnp.int32, 4),
     "lax.full": lambda g: lax.full((3,), 1.5),
     "lax.cumsum": lambda g: lax.cumsum(g.v),
+    "lax.cond": lambda g: lax.cond(g.flag, jnp.sin, _double, g.x),
+    "lax.switch": lambda g: lax.switch(1, (_double, jnp.negative), g.x),
+    "lax.scan": lambda g: lax.scan(_sum, g.scalar, g.v),
+    "lax.while_loop": lambda g: lax.while_loop(_small, _step, (0, g.x)),
+    "lax.fori_loop": lambda g: lax.fori_loop(0, 3, _add_index, g.x),
     # jax.nn
     "nn.relu": lambda g: nn.relu(g.x),
     "nn.sigmoid": lambda g: nn.sigmoid(g.x),
