@@ -67,6 +67,7 @@ _CALLS = {
 #: ones, which changes the bits of NaNs.
 _MOVED = frozenset(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 
+
 class Job(NamedTuple):
     """A replay, and all that one call had: its sources, then the results of its steps."""
 

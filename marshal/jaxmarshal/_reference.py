@@ -344,7 +344,7 @@ value_enums: tuple[type, ...] = tuple(
 )
 
 # --- Who hears that something is compiled -------------------------------------------------------
-monitoring = importlib.import_module("jax._src.monitoring")
+monitoring = _lookup("jax._src", "monitoring")
 #: The lists of functions that hear of it.
 MONITORS = (
     "_event_listeners", "_event_duration_secs_listeners", "_event_time_span_listeners",

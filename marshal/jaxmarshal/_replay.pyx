@@ -222,7 +222,7 @@ cdef Play _make_play(Tape tape, Sources* sources, object states, object key, obj
     return play
 
 
-cdef bint _is_heard() except -1:
+cdef bint _hears_all() except -1:
     """Would a tape hear of all that decides?"""
     return (
         _sees_primitives() and not _debug_key_reuse.value and has_own_default_impl()
@@ -460,7 +460,7 @@ cdef object _call(
     if is_asked() or _tape.current is not None:
         return None
     _count_missed(row)
-    if not _is_heard():
+    if not _hears_all():
         return None
     replay = _replay_for(context, <object>key[0])
     if replay is None or not _is_to_record(replay, <object>key[0], sources):
