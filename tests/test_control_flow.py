@@ -122,13 +122,16 @@ def test_what_functions_read(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("kind", ["jax", "numpy", "numpy scalar"])
+@pytest.mark.parametrize("kind", ["jax", "numpy", "numpy scalar", "numpy of no dimension"])
 def test_arrays_that_functions_hold(name, kind):
     """Trap 17: an array of theirs is theirs; numpy's are edited in place."""
-    held = {"jax": array(7), "numpy": np.ones(4, np.float32), "numpy scalar": np.float32(3)}[kind]
+    held = {
+        "jax": array(7), "numpy": np.ones(4, np.float32), "numpy scalar": np.float32(3),
+        "numpy of no dimension": np.array(3, np.float32),
+    }[kind]
 
     def change(i):
-        if kind == "numpy":
+        if isinstance(held, np.ndarray):
             held[...] = i
 
     both(name, lambda: functions(lambda: held[0] if kind == "jax" else held.sum()), [array(1)] * 8)
