@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import jaxmarshal
 from jaxmarshal import _reference
 from jaxmarshal.reasons import REASONS
 
-PACKAGE = Path(jaxmarshal.__file__).parent
+#: The sources of this checkout: a wheel has no Cython in it.
+PACKAGE = Path(__file__).resolve().parents[1] / "marshal" / "jaxmarshal"
 SOURCES = sorted(path for end in ("*.py", "*.pyx") for path in PACKAGE.rglob(end))
 #: Whose attributes are no beliefs: modules of this package, and instances in their own methods.
 OWN = {path.stem for path in SOURCES} | {"self", "cls", "sys", "os", "jaxmarshal"}

@@ -82,6 +82,10 @@ def test_trap_7_no_memory_is_shared(name, size, offset):
     assert hits(name) >= before + 3
 
 
+#: Options with which JAX warns, raises, or does in Python what no step does.
+IN_PYTHON = [{"dtype": np.float64}, {"order": "C"}, {"nonsense": 1}, {"a": X}, {"object": X}]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -93,13 +97,16 @@ def test_trap_7_no_memory_is_shared(name, size, offset):
 )  # fmt: skip
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_options(name, options):
-    """Whatever else is given is the reference's."""
+    """With whatever else is given, that decides; and what is an error stays one."""
     same(MAKERS[name], X)
     jaxmarshal.reset_stats()
-    same(MAKERS[name], X, **options)
-    same(MAKERS[name], [1.0, X[0]], **options)
+    for _ in range(4):
+        same(MAKERS[name], X, **options)
+        same(MAKERS[name], [1.0, X[0]], **options)
     counts = jaxmarshal.stats()[name]
-    assert counts["hits"] == 0 and set(counts["misses_by_reason"]) == {"options"}
+    wrong = name == "asarray" and "ndmin" in options
+    assert (counts["hits"] > 0) == (options not in IN_PYTHON and not wrong)
+    assert set(counts["misses_by_reason"]) <= {"options", "not_recorded"}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -31,6 +31,7 @@ from jaxmarshal._stats cimport (
     UNSUPPORTED, count_hit, count_miss, decided_to_hit, enter, entry_number, leave,
     reason_is_about_a_kind, reason_of_kind
 )
+from jaxmarshal cimport _tape
 from jaxmarshal._tree cimport (
     NEEDS_REGISTRY, REGISTRY_NODE, Structure, flatten, flatten_by_registry, free_structure,
     init_structure, rebuild
@@ -322,6 +323,15 @@ cdef object _put_by_reference(object x, object device, dict options):
         leave()
 
 
+cdef object _put_on_tape(object x, object device):
+    """As the reference, which `may_alias=True` and None tell the same; a step on a tape."""
+    cdef PyObject* args[2]
+    result = _put_by_reference(x, device, {})
+    args[0], args[1] = <PyObject*>x, <PyObject*>device
+    _tape.note(device_put, args, 1 if device is None else 2, NULL, <PyObject*>result)
+    return result
+
+
 cdef object _put_leaves(
     Structure* structure, jm_table* table, object device, Records records, int reason,
     dict options
@@ -379,6 +389,8 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
     cdef Context context
     cdef Records records
     cdef int reason, semantics = _semantics(src, donate, may_alias)
+    if _tape.current is not None and semantics == REUSE:
+        return _put_on_tape(x, device)
     if not _active:
         reason = UNSUPPORTED
     elif semantics == FOR_JAX:

@@ -81,6 +81,12 @@ _MODULES = (
 #: knows it by its identity afterwards.
 _WITH_FUNCTIONS = frozenset(("cond", "fori_loop", "scan", "switch", "while_loop"))
 
+#: Functions that decide by no more than the dtype and shape of host data.
+_WITH_HOST = frozenset((
+    "column_stack", "concatenate", "dstack", "empty_like", "full_like", "hstack", "ones_like",
+    "stack", "vstack", "zeros_like",
+))  # fmt: skip
+
 #: Functions with a derivative of their own: objects of one class, called through its `__call__`.
 _WITH_DERIVATIVES = (("jax.nn", ["relu", "relu6"]),)
 
@@ -103,8 +109,8 @@ _UPDATES = ("add", "apply", "divide", "get", "max", "min", "multiply", "power", 
 
 #: Methods of arrays that are functions of Python, beside `__getitem__`.
 _METHODS = (
-    "argmax", "argmin", "astype", "clip", "copy", "ptp", "repeat", "reshape", "round", "squeeze",
-    "std", "swapaxes", "trace", "transpose", "var",
+    "argmax", "argmin", "astype", "clip", "copy", "ptp", "repeat", "reshape", "squeeze", "std",
+    "swapaxes", "trace", "transpose", "var",
 )
 
 #: Operators of arrays; and those that take little more than one dispatch without a number.
@@ -177,6 +183,7 @@ def functions() -> list[tuple[Any, Any]]:
         (function, _replay.make_row(
             "functions", function, _number_of(function), _LEFT_WITH.get(function.__name__),
             _names[id(function)], function.__name__ in _WITH_FUNCTIONS,
+            function.__name__ in _WITH_HOST,
         ))
         for function in _found((*_MODULES, ("jax.lax", sorted(_WITH_FUNCTIONS))))
         if type(function) is FunctionType

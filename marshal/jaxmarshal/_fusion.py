@@ -122,8 +122,11 @@ def is_exact(closed: Any) -> bool:
 
 
 def _is_exact_step(step: Any, values: dict[int, Any]) -> bool:
+    trace = getattr(step.function(), "trace", None)
+    if trace is None:
+        return False    # to put an array on a device is no program
     args, kwargs = _arguments(step, values)
-    return is_exact(step.function().trace(*args, **kwargs).jaxpr)
+    return is_exact(trace(*args, **kwargs).jaxpr)
 
 
 # --- Which steps become one ----------------------------------------------------------------------

@@ -12,7 +12,7 @@ cdef class Kept:
     cdef bint used    # since it was last asked to give way
 
 # What is compared of a source: its aval, sharding and committed flag; those of its words where it
-# is a typed key.
+# is a typed key. Nothing of host data, of which the key holds what counts.
 cdef class Seen:
     cdef object aval
     cdef object sharding
@@ -21,7 +21,7 @@ cdef class Seen:
 # One call: what it did, and of what.
 cdef class Play(Kept):
     cdef object states       # what `states_now` returned
-    cdef list sources        # of Seen
+    cdef list sources        # of Seen, or None for host data
     cdef readonly list steps       # of Step
     cdef readonly object result    # its description
     cdef list primitives     # (primitive, Attributes) of all that were bound

@@ -9,7 +9,9 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 from libc.string cimport memmove, memset
 
-from jaxmarshal._classify cimport JM_KEY_ARRAY, Py_TYPE, jm_kind_of_type, types
+from jaxmarshal._classify cimport (
+    JM_KEY_ARRAY, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
+)
 from jaxmarshal._context cimport on_forget
 from jaxmarshal._layout cimport array_aval, array_committed, array_sharding
 from jaxmarshal._replay_key cimport Sources, states_now
@@ -97,7 +99,10 @@ cdef object words_of(object source):
 
 
 cdef Seen _see(object source):
-    cdef Seen seen = Seen()
+    cdef Seen seen
+    if jm_kind_is_host(jm_kind_of_type(&types, Py_TYPE(<PyObject*>source))):
+        return None
+    seen = Seen()
     source = words_of(source)
     seen.aval, seen.sharding = array_aval(source), array_sharding(source)
     seen.committed = array_committed(source)
@@ -119,6 +124,8 @@ cdef bint _fits(Play play, Sources* sources, object states, bint by_pointer) exc
         return False
     for i in range(sources.count):
         seen = <Seen>play.sources[i]
+        if seen is None:
+            continue
         source = words_of(<object>sources.items[i])
         if seen.committed != array_committed(source):
             return False
@@ -136,6 +143,8 @@ cdef int _adopt(Play play, Sources* sources) except -1:
     cdef Seen seen
     for i in range(sources.count):
         seen = <Seen>play.sources[i]
+        if seen is None:
+            continue
         source = words_of(<object>sources.items[i])
         seen.aval, seen.sharding = array_aval(source), array_sharding(source)
     return 0
@@ -146,7 +155,8 @@ cdef tuple _placed_as(Play play):
     cdef Seen seen
     cdef list parts = [play.states]
     for seen in play.sources:
-        parts += (seen.aval, seen.sharding, seen.committed)
+        if seen is not None:
+            parts += (seen.aval, seen.sharding, seen.committed)
     return tuple(parts)
 
 

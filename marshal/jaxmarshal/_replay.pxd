@@ -23,6 +23,8 @@ cdef class Row:
     cdef int skip            # so many calls go to the reference unseen
     cdef str left_with       # the name of an argument with which calls are the reference's; or None
     cdef bint with_functions    # are functions among its arguments, which it traces once?
+    cdef bint with_host         # may host data be, whose elements it only hands on?
+    cdef bint casts             # and does it hand them on in another dtype?
     cdef Number number       # that counts, or None
     cdef list numbers        # the last ones that came in
 

@@ -16,10 +16,11 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_FLOAT, JM_INT, Py_TYPE, jm_kind_of_type, types
+    JM_ARRAY, JM_FLOAT, JM_INT, JM_NDARRAY, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
 )
 from jaxmarshal._context cimport Context, on_forget, state_is, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG
+from jaxmarshal._host_data cimport is_watched
 from jaxmarshal._jit_context cimport operation_context
 from jaxmarshal._layout cimport array_aval, array_sharding, is_gone
 from jaxmarshal._method cimport (
@@ -36,7 +37,7 @@ from jaxmarshal._rules cimport attributes_of, function_rules, is_untouched, plac
 from jaxmarshal cimport _tape
 from jaxmarshal._stats cimport (
     DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, REPLACED, SHARDING, TRACE, UNKNOWN_TYPE,
-    UNSUPPORTED, count_hit, count_miss, count_hit_of, count_miss_of, decided_to_hit, enter,
+    UNSUPPORTED, VALUE, count_hit, count_miss, count_hit_of, count_miss_of, decided_to_hit, enter,
     entries, entry_number, is_asked, leave, named_number, perform
 )
 from jaxmarshal._tape cimport (
@@ -90,6 +91,7 @@ cdef class Row:
 cdef int _obstacle(Sources* sources) except -1:
     """Why only the reference can perform a call about these, or HIT."""
     cdef Py_ssize_t i
+    cdef int kind
     if not _active:
         return UNSUPPORTED
     if not is_untouched(function_rules):
@@ -100,7 +102,12 @@ cdef int _obstacle(Sources* sources) except -1:
         return GUARD    # constants that are on the device already are not placed again
     for i in range(sources.count):
         source = words_of(<object>sources.items[i])
-        if jm_kind_of_type(&types, Py_TYPE(<PyObject*>source)) != JM_ARRAY:
+        kind = jm_kind_of_type(&types, Py_TYPE(<PyObject*>source))
+        if kind == JM_NDARRAY and is_watched(source):
+            return VALUE    # JAX's cache may have another array for it
+        if jm_kind_is_host(kind):
+            continue
+        if kind != JM_ARRAY:
             return SHARDING
         # A donated one is not at once seen to be gone, and one that `__new__` made holds nothing.
         if is_gone(source):
@@ -163,7 +170,11 @@ cdef bint _sees_primitives() except -1:
 cdef set _dtypes_on(Tape tape):
     """Those of all arrays on a tape, and of the constants that are arrays."""
     cdef Step step
-    found = {array_aval(words_of(array)).dtype for array in tape.alive}
+    found = {
+        array.dtype if isinstance(array, (np.ndarray, np.generic))
+        else array_aval(words_of(array)).dtype
+        for array in tape.alive
+    }
     for step in tape.steps:
         found.update([arg.dtype for arg in step.args if isinstance(arg, (np.ndarray, np.generic))])
     return found
@@ -190,9 +201,10 @@ cdef tuple _custom_jvp = (
 
 
 cdef bint _are_on_one_device(Play play) except -1:
+    """Are all sources arrays, on one device each?"""
     cdef Seen seen
     for seen in play.sources:
-        if type(seen.sharding) is not _single_type:
+        if seen is None or type(seen.sharding) is not _single_type:
             return False
     return True
 
@@ -248,7 +260,7 @@ cdef object _record(
     cdef Play play
     states = states_now()
     tape = start_tape(
-        [<object>sources.items[i] for i in range(sources.count)], row.with_functions
+        [<object>sources.items[i] for i in range(sources.count)], row.with_functions, row.casts
     )
     enter()
     try:
@@ -477,6 +489,7 @@ cdef object _call_looked_at(Row row, PyObject** args, Py_ssize_t n, PyObject* na
     cdef PyObject* key = NULL
     sources.count = 0
     sources.with_functions = row.with_functions
+    sources.with_host = row.with_host
     try:
         return _call(row, args, n, names, &sources, &key)
     finally:
@@ -560,7 +573,7 @@ cdef object _call_with_number(
     cdef Sources none
     cdef int reason
     none.count = 0
-    none.with_functions = False
+    none.with_functions = none.with_host = False
     if (
         not _is_converted(<object>args[place]) or _tape.current is not None
         or _comes_again(row, <object>args[place])
@@ -609,7 +622,7 @@ cdef PyObject* _call_method(
 
 def make_row(
     str entry, reference, Number number=None, str left_with=None, str written=None,
-    bint with_functions=False,
+    bint with_functions=False, bint with_host=False,
 ):
     """The replacement of a function of the reference whose calls are replayed.
 
@@ -620,6 +633,7 @@ def make_row(
       left_with: the name of an argument by which users' code may be called; or None.
       written: how programs write it, if it shares its entry point with others; or None.
       with_functions: whether it takes functions, and traces each once for each kind of arguments.
+      with_host: whether it takes host data, and decides by no more than their dtype and shape.
     """
     cdef Method method
     cdef Row row
@@ -630,6 +644,7 @@ def make_row(
     row.number = number
     row.left_with = left_with
     row.with_functions = with_functions
+    row.with_host = with_host
     row.named = named_number(entry, written) if written else 0
     return method
 

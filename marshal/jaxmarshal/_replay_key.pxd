@@ -5,9 +5,10 @@ from cpython.object cimport PyObject
 cdef enum:
     MOST_SOURCES = 66    # of a call: a list, and two more
 
-# The arrays and typed keys among the arguments of a call, each once; owned.
+# The arrays and typed keys among the arguments of a call, and host data, each once; owned.
 ctypedef struct Sources:
     bint with_functions    # may functions be arguments, which are known by their identity?
+    bint with_host         # and host data, of which the key holds no more than dtype and shape?
     Py_ssize_t count
     PyObject* items[MOST_SOURCES]
 

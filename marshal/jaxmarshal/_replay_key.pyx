@@ -9,8 +9,8 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from jaxmarshal._classify cimport (
-    JM_ARRAY, JM_BOOL, JM_COMPLEX, JM_DICT, JM_FLOAT, JM_INT, JM_KEY_ARRAY, JM_LIST, JM_NONE,
-    JM_OTHER, JM_TUPLE, Py_TYPE, jm_kind_of_type, kind_of_unknown, types
+    JM_ARRAY, JM_BOOL, JM_COMPLEX, JM_DICT, JM_FLOAT, JM_INT, JM_KEY_ARRAY, JM_LIST, JM_NDARRAY,
+    JM_NONE, JM_NP_SCALAR, JM_OTHER, JM_TUPLE, Py_TYPE, jm_kind_of_type, kind_of_unknown, types
 )
 from jaxmarshal._context cimport state_is
 from jaxmarshal._scalars cimport bits_of
@@ -31,6 +31,7 @@ cdef frozenset _own_impls = frozenset(map(id, _reference.prng_impls))
 cdef frozenset _own_impl_names = _reference.prng_impl_names
 cdef dict _all_impls = _reference.all_prng_impls
 cdef object _update_type = _reference.IndexUpdateRef
+cdef object _device_type = _reference.Device
 
 cdef long long TOO_LARGE = <long long>1 << 31    # for an int of 32 bits
 
@@ -97,6 +98,16 @@ cdef object _key_part(object key, Sources* sources, int* reason):
     return ("key", key._impl) if part is _ARRAY else part
 
 
+cdef object _host_part(object data, Sources* sources, int* reason):
+    """Host data by dtype and shape: which elements they have, no function asks that takes them."""
+    dtype = _dtype_part(data.dtype)
+    if dtype is None:
+        reason[0] = OPTIONS    # strings, records, the other byte order
+        return None
+    part = _source_part(data, sources, reason)
+    return (type(data), dtype, data.shape) if part is _ARRAY else part
+
+
 cdef object _items_part(str tag, object items, Sources* sources, int* reason):
     cdef list parts = [tag]
     if len(items) > MOST_ITEMS:
@@ -148,7 +159,11 @@ cdef object _part(object arg, Sources* sources, int* reason):
         return _items_part("list", arg, sources, reason)
     if kind == JM_DICT:
         return _dict_part(arg, sources, reason)
+    if sources.with_host and (kind == JM_NDARRAY or kind == JM_NP_SCALAR):
+        return _host_part(arg, sources, reason)
     cls = type(arg)
+    if cls is _device_type:
+        return arg    # each is there once
     if cls is FunctionType and sources.with_functions:
         return weakref.ref(arg)    # those of live functions are equal if the functions are the same
     if cls is str:

@@ -55,6 +55,8 @@ cdef object _asarray = _reference.jnp_asarray
 cdef object _array = _reference.jnp_array
 cdef Row _asarray_row = Row(entry_number("asarray"), _asarray)
 cdef Row _array_row = Row(entry_number("array"), _array)
+_asarray_row.with_host = _asarray_row.casts = True
+_array_row.with_host = _array_row.casts = True
 
 
 cdef PyObject* _stage(

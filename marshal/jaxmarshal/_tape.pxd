@@ -19,6 +19,8 @@ cdef class Tape:
     cdef list alive          # the sources, then the results of the steps: no id is used twice
     cdef bint broken
     cdef bint with_functions    # may host data on it be those of a function of the program's?
+    cdef list host           # the numbers of the sources that are host data
+    cdef bint casts          # may host data on it be those in another dtype?
 
 # The tape that is being written, or None.
 cdef Tape current
@@ -51,6 +53,11 @@ cdef class Key:
     cdef readonly object words
     cdef bint is_plain    # is all that it has what `_make_key` gives it?
 
+# Host data in another dtype.
+cdef class Cast:
+    cdef readonly Value source
+    cdef readonly object dtype
+
 # A container with some of these among its items.
 cdef class Nested:
     cdef readonly object make         # the container of a list of its items
@@ -70,8 +77,9 @@ cdef bint have_their_rules(list primitives) except -1
 
 # Begin to write a tape about sources. `current` has to be None. Whoever looks at the elements of an
 # array from then on breaks the tape. With functions of the program's among the arguments, so do
-# numpy arrays, which may be theirs, and be edited.
-cdef Tape start_tape(list sources, bint with_functions=*)
+# numpy arrays, which may be theirs, and be edited. With host data among the sources, so do others,
+# which may be made of them, but for the very data in another dtype, if the call casts them.
+cdef Tape start_tape(list sources, bint with_functions=*, bint casts=*)
 
 # What stands on a tape for an object that the call returned; None where that is not known.
 cdef object describe_result(Tape tape, object result)

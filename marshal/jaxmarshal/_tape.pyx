@@ -23,6 +23,7 @@ from jaxmarshal._rules cimport (
     BY_OTHERS, attributes_of, binds_as_jax_has_it, has_attributes, implementation_of, is_ordinary
 )
 from jaxmarshal._rules import put_in_place_of
+from jaxmarshal._scalars cimport narrows_silently
 from jaxmarshal._stats cimport TRACE
 
 from jaxmarshal import _reference
@@ -41,6 +42,7 @@ cdef extern from "jaxmarshal/containers.h":
 cdef object _jit_primitive = _reference.jit_primitive
 cdef object _custom_jvp_primitive = _reference.custom_jvp_primitive
 cdef object _key_type = _reference.PRNGKeyArray
+cdef object _x64 = _reference.enable_x64
 
 # Constants besides host data: they are what they are, whatever else happens.
 cdef tuple _constant_types = (
@@ -69,6 +71,12 @@ cdef class Key:
         self.is_plain = is_plain
 
 
+cdef class Cast:
+    def __cinit__(self, Value source, dtype):
+        self.source = source
+        self.dtype = dtype
+
+
 cdef class Nested:
     def __cinit__(self, make, list items):
         self.make = make
@@ -86,7 +94,10 @@ cdef class Tape:
         self.values = {}
         self.functions = []
         self.alive = []
+        self.host = []
         for source in sources:
+            if jm_kind_is_host(jm_kind_of_type(&types, Py_TYPE(<PyObject*>source))):
+                self.host.append(len(self.alive))
             _add(self, source)
 
 
@@ -137,7 +148,7 @@ cdef object _describe_items(Tape tape, object items):
 
 
 cdef bint _is_filled(object described) except -1:
-    return type(described) in (Value, Base, Key, Nested)
+    return type(described) in (Value, Base, Key, Cast, Nested)
 
 
 cdef object _describe_container(Tape tape, object container, int kind):
@@ -166,12 +177,52 @@ cdef object _describe_key(Tape tape, object key):
     return Key(key._impl, words, is_plain)
 
 
+cdef bint _is_view_of(object data, object source) except -1:
+    """Is it the very array, or a view of all of it as it is?"""
+    if not isinstance(source, np.ndarray) or data.dtype != source.dtype:
+        return False
+    return data.ctypes.data == source.ctypes.data and data.strides == source.strides
+
+
+cdef bint _is_cast_of(object data, object source) except -1:
+    if source.dtype.kind == "c" and data.dtype.kind != "c":
+        return False    # numpy warns of it
+    with np.errstate(all="ignore"):
+        return np.asarray(source, data.dtype).tobytes() == data.tobytes()
+
+
+cdef object _describe_host(Tape tape, object data, int kind):
+    """Host data, or a literal, on a tape with host data among its sources."""
+    if kind == JM_LITERAL and not isinstance(data, np.ndarray):
+        return _unknown if tape.casts else data    # a number
+    if kind == JM_LITERAL and data.aval.weak_type or not isinstance(data, np.ndarray):
+        return _unknown
+    for number in tape.host:
+        source = tape.alive[number]
+        if data.shape != source.shape:
+            continue
+        if _is_view_of(data, source) and not _is_narrowed(source):
+            return Value(number)
+        if tape.casts and _is_cast_of(data, source):
+            return Cast(Value(number), data.dtype)
+    return data if data.ndim == 0 and kind == JM_LITERAL and not tape.casts else _unknown
+
+
+cdef bint _is_narrowed(object data) except -1:
+    """Does handing it on convert it, of which numpy may warn?"""
+    return data.dtype.char in "dD" and _x64.value is False
+
+
 cdef object _describe(Tape tape, object arg):
     """What it is: a constant, or something to be filled in; or `_unknown`."""
     cdef int kind = jm_kind_of_type(&types, Py_TYPE(<PyObject*>arg))
     known = tape.values.get(id(arg))
     if known is not None:
+        if jm_kind_is_host(kind) and _is_narrowed(arg):
+            return _unknown
         return known
+    if tape.host and (jm_kind_is_host(kind) or kind == JM_LITERAL):
+        return _describe_host(tape, arg, kind)
     if kind == JM_ARRAY:
         return _unknown
     if kind == JM_KEY_ARRAY:
@@ -366,10 +417,11 @@ cdef int _watch_reads(bint on) except -1:
     return 0
 
 
-cdef Tape start_tape(list sources, bint with_functions=False):
+cdef Tape start_tape(list sources, bint with_functions=False, bint casts=False):
     global current
     cdef Tape tape = Tape(sources)
     tape.with_functions = with_functions
+    tape.casts = casts
     _watch_reads(True)
     current = tape
     return tape
@@ -406,6 +458,18 @@ cdef object _make_key(object impl, object words):
     return key
 
 
+cdef object _cast(object data, object dtype):
+    """Raises where numpy may warn, whatever `np.errstate` says: then the reference does it."""
+    if (data.dtype.kind in "iub" and dtype.kind in "iub") or np.can_cast(data.dtype, dtype):
+        return np.asarray(data, dtype)    # integers wrap without a word
+    if data.dtype.char + dtype.char in ("df", "DF") and type(data) is np.ndarray:
+        if not narrows_silently(data):
+            raise FloatingPointError
+        return np.asarray(data, dtype)
+    with np.errstate(all="raise"):
+        return np.asarray(data, dtype)
+
+
 cdef object fill(object described, PyObject** values):
     cdef object cls = type(described)
     if cls is Value:
@@ -417,6 +481,8 @@ cdef object fill(object described, PyObject** values):
         if (<Key>described).is_plain:
             return _make_key((<Key>described).impl, words)
         return _key_type((<Key>described).impl, words)
+    if cls is Cast:
+        return _cast(<object>values[(<Cast>described).source.number], (<Cast>described).dtype)
     if cls is Nested:
         return (<Nested>described).make([fill(item, values) for item in (<Nested>described).items])
     return described
@@ -487,6 +553,8 @@ cdef int _collect(object described, set needed) except -1:
         needed.add((<Base>described).key.number)
     elif cls is Key:
         _collect((<Key>described).words, needed)
+    elif cls is Cast:
+        needed.add((<Cast>described).source.number)
     elif cls is Nested:
         for item in (<Nested>described).items:
             _collect(item, needed)
@@ -518,6 +586,8 @@ cdef object _with_known(object described, dict known):
         words = _with_known((<Key>described).words, known)
         key = Key((<Key>described).impl, words, (<Key>described).is_plain)
         return key if _is_filled(words) else fill(key, NULL)
+    if cls is Cast:
+        return Cast(_with_known((<Cast>described).source, known), (<Cast>described).dtype)
     if cls is Nested:
         items = [_with_known(item, known) for item in (<Nested>described).items]
         return Nested((<Nested>described).make, items)

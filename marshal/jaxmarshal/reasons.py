@@ -282,22 +282,19 @@ _SPECIAL: dict[tuple[str, str], Reason] = {
     ),
     ("functions", "options"): _BY_NAME["options"]._replace(
         meaning="An argument is something else than an array, a key, a plain value or a dtype, or "
-        "a list or tuple of those: a numpy array, a function, a sharding, a long list.",
+        "a list or tuple of those: a function, a sharding, a long list, and for most functions a "
+        "numpy array.",
         advice="Nothing for a few of them; else move the lines into a jitted function.",
         ordinary=True,
     ),
     ("functions", "literal"): _BY_NAME["literal"]._replace(ordinary=True),
     ("asarray", "options"): _BY_NAME["options"]._replace(
-        meaning="jnp.asarray got dtype= or another option together with a numpy array, a long "
-        "list, or an object of another type.",
-        advice="Convert the numpy array first: jnp.asarray(x.astype(dtype)); make long lists "
-        "numpy arrays.",
+        meaning="jnp.asarray got a sharding, a long list, or an object of another type.",
+        advice="Place the array with jax.device_put(x, sharding); make long lists numpy arrays.",
     ),
     ("array", "options"): _BY_NAME["options"]._replace(
-        meaning="jnp.array got dtype= or another option together with a numpy array, a long list, "
-        "or an object of another type.",
-        advice="Convert the numpy array first: jnp.array(x.astype(dtype)); make long lists numpy "
-        "arrays.",
+        meaning="jnp.array got a sharding, a long list, or an object of another type.",
+        advice="Place the array with jax.device_put(x, sharding); make long lists numpy arrays.",
     ),
     ("bind", "options"): _BY_NAME["options"]._replace(
         meaning="The operation has parameters, such as those of jit and grad, that only JAX "

@@ -110,14 +110,27 @@ def asarray_cases() -> Iterator[Case]:
     def array(x: Any) -> Any:
         return jnp.array(x)
 
+    def asarray_f32(x: Any) -> Any:
+        return jnp.asarray(x, jnp.float32)
+
+    def asarray_there(x: Any) -> Any:
+        return jnp.asarray(x, device=jax.devices()[0])
+
+    def array_f16(x: Any) -> Any:
+        return jnp.array(x, dtype=jnp.float16)
+
     for name, function, argument, speedup in (
         ("jnp.asarray(np f32[8])", asarray, x, 3.0),
+        ("jnp.asarray(np f32[8], f32)", asarray_f32, x, 3.0),
+        ("jnp.asarray(np f64[8], f32)", asarray_f32, x.astype(np.float64), 2.0),
+        ("jnp.asarray(np f32[8], device=)", asarray_there, x, 3.0),
+        ("jnp.array(np f32[8], f16)", array_f16, x, 2.0),
         ("jnp.array(np f32[8])", array, x, 2.5),
         ("jnp.asarray(1.0)", asarray, 1.0, 2.0),
         ("jnp.asarray(np.float32)", asarray, np.float32(1), None),
     ):
         yield Case(
-            name, function.__name__, partial(_making, function, argument), least_speedup=speedup,
+            name, function.__name__.partition("_")[0], partial(_making, function, argument), least_speedup=speedup,
             quick=argument is x,
         )  # fmt: skip
     yield Case(

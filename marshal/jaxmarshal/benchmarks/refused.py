@@ -95,8 +95,8 @@ def _operands() -> Call:
 #: (name, entry point, what makes the call).
 _CALLS: tuple[tuple[str, str, Callable[[], Call]], ...] = (
     ("bind, an object as a parameter", "bind", _own_primitive),
-    ("jnp.asarray on a device", "asarray", lambda: partial(_asarray, _host())),
-    ("jnp.array with a dtype", "array", lambda: partial(_array_of, _host())),
+    ("jnp.asarray of a list of numpy", "asarray", lambda: partial(_asarray, _host())),
+    ("jnp.array of a list of numpy", "array", lambda: partial(_array_of, _host())),
     ("x[numpy indices]", "getitem", lambda: partial(_take, _array(), np.array([0, 2]))),
     ("jnp.zeros on a device", "zeros", lambda: partial(_on_device, "zeros")),
     ("jnp.ones on a device", "ones", lambda: partial(_on_device, "ones")),
@@ -118,11 +118,11 @@ def _host() -> Any:
 
 
 def _asarray(x: Any) -> Any:
-    return jnp.asarray(x, device=jax.devices()[0])
+    return jnp.asarray([x, x])
 
 
 def _array_of(x: Any) -> Any:
-    return jnp.array(x, dtype=np.float16)
+    return jnp.array([x, x])
 
 
 def _take(x: Any, index: Any) -> Any:

@@ -148,7 +148,9 @@ def outcome(
 def describe(result: Any, error: Exception | None, inputs: list[Any], first: Any) -> tuple:
     """What became of a call, as plain data; and which of its inputs are deleted."""
     if error is not None:
-        found: tuple = ("raised", type(error), _without_addresses(str(error)))
+        # How deep a recursion is where it ends, and so in what, differs from call to call.
+        text = "" if type(error) is RecursionError else _without_addresses(str(error))
+        found: tuple = ("raised", type(error), text)
     else:
         leaves, treedef = jax.tree_util.tree_flatten(result)
         # Only what is still alive: the memory of a donated input may be anybody's now.
