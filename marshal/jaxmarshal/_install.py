@@ -381,6 +381,8 @@ def apply() -> None:
     """Patch what `install()` or an open context asks for, and restore everything else."""
     with _lock:
         _apply(_held())
+        if _installed:
+            _rules.look_at_all()    # else the first call would, in half a millisecond
 
 
 def _apply(held: set[str]) -> None:

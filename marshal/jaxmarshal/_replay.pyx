@@ -58,6 +58,8 @@ cdef enum:
     MOST_WAITED = 1024     # calls of a kind before one is recorded again, where none could be kept
     MANY_MISSES = 64       # in a row; then most calls of the function are left to the reference
     LEAST_SKIPPED = 4      # before the next one that is looked at; at most seven more
+    ENDLESS_MISSES = 1024  # in a row; then so many times as many are skipped:
+    MORE_SKIPPED = 8
     MOST_NUMBERS = 8       # that are told from numbers which come in for the first time
     MOST_CONVERTED = 8     # arguments of a call with a number that is converted
 
@@ -400,6 +402,8 @@ cdef void _count_missed(Row row) noexcept:
         # Now more and now fewer: a loop may make a call of one kind every so many.
         row.turn = row.turn * 1103515245 + 12345
         row.skip = LEAST_SKIPPED + (row.turn >> 16) % 8
+        if row.missed > ENDLESS_MISSES:
+            row.skip *= MORE_SKIPPED
 
 
 cdef Replay _replay_for(Context context, object key):

@@ -242,3 +242,9 @@ function_rules = Rules(
     if _reference.HAVE_REPLAY else []
 )
 placement_rules = Rules(_reference.placement_rules)
+
+
+def look_at_all() -> None:
+    """Compare everything that is watched now, so that no call has to."""
+    for rules in (bind_rules, numpy_rules, function_rules, placement_rules):
+        look_again(rules)

@@ -101,6 +101,17 @@ cdef list _results(jm_table* table):
     return results
 
 
+cdef int _why_not_first(object args) except -1:
+    """Why only the reference can take the first argument, by its kind alone; or HIT."""
+    cdef int kind
+    if type(args) not in (list, tuple) or not args:
+        return HIT
+    kind = classify(<PyObject*>args[0])
+    if kind == JM_ARRAY or kind == JM_OTHER or jm_kind_is_host(kind):
+        return HIT
+    return reason_of_kind(kind)
+
+
 def shard_args(shardings, layouts, copy_semantics, args, canonicalize=True):
     cdef jm_table table
     cdef Context context
@@ -111,7 +122,9 @@ def shard_args(shardings, layouts, copy_semantics, args, canonicalize=True):
     elif canonicalize is not True:
         reason = OPTIONS
     else:
-        context = current_context(&reason)
+        reason = _why_not_first(args)
+        if reason == HIT:
+            context = current_context(&reason)
     if reason:
         count_miss(_shard_entry, reason)
         return _shard_args(shardings, layouts, copy_semantics, args, canonicalize)

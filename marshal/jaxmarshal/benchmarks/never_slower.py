@@ -126,10 +126,18 @@ def ratio_of(over: list[float], under: list[float]) -> tuple[float, float]:
     return middle, 1.2533 * spread / len(ratios) ** 0.5
 
 
+def _calls_before(number: int) -> int:
+    """Calls before those of a round, after installing has changed classes and modules.
+
+    CPython adapts its bytecode to them anew, each instruction after some fifty executions.
+    """
+    return max(30, min(number, 120))
+
+
 def _one_round(sides: Sides, side: str, call: Callable[[], Any], number: int) -> float:
     """Processor seconds of one call."""
     with sides.around(side):
-        for _ in range(30 if sides.installed else 2):    # what installing changes starts afresh
+        for _ in range(_calls_before(number) if sides.installed else 2):
             call()
         start = time.thread_time()
         for _ in range(number):
