@@ -184,7 +184,7 @@ def test_data_edited_in_place(name):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_trap_16_a_stale_conversion(name):
-    """Trap 16: JAX's cache may know the array by another dtype, and some functions do not ask it."""
+    """Trap 16: JAX's cache may know the array by another dtype; some functions do not ask it."""
     call = CALLS[name]
     for dtype, wide in ((np.int32, np.int64), (np.float32, np.float64)):
         for _ in range(6):

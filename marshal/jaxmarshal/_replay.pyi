@@ -20,6 +20,7 @@ def make_row(
     left_with: str | None = None,
     written: str | None = None,
     with_functions: bool = False,
+    with_host: bool = False,
 ) -> Callable[..., Any] | None: ...
 def make_object_call(
     entry: str, reference: Any, functions: list[tuple[Any, Number | None, str]]

@@ -11,6 +11,10 @@ class Key:
     impl: Any
     words: Any
 
+class Cast:
+    source: Value
+    dtype: Any
+
 class Nested:
     make: Callable[[list[Any]], Any]
     items: list[Any]

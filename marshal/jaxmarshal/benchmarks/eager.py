@@ -130,8 +130,8 @@ def asarray_cases() -> Iterator[Case]:
         ("jnp.asarray(np.float32)", asarray, np.float32(1), None),
     ):
         yield Case(
-            name, function.__name__.partition("_")[0], partial(_making, function, argument), least_speedup=speedup,
-            quick=argument is x,
+            name, function.__name__.partition("_")[0], partial(_making, function, argument),
+            least_speedup=speedup, quick=argument is x,
         )  # fmt: skip
     yield Case(
         "jnp.asarray(np f32[8]), blocking", "asarray",
