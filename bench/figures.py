@@ -14,7 +14,7 @@ import ast
 import json
 import sys
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 from jaxmarshal.benchmarks import measure, results
@@ -24,7 +24,8 @@ sys.path.insert(0, str(HERE / "programs"))
 
 import table  # noqa: E402  (the folder of the loops is no package)
 
-FIGURES = sorted((HERE / "figures").glob("*.json"))
+FIGURES = sorted((HERE / "figures").glob("py*.json"))
+SURVEYS = sorted((HERE / "figures").glob("survey-*.json"))
 PROGRAMS = sorted((HERE / "programs" / "figures").glob("*.json"))
 
 #: The rows that the first README shows, (group, case).
@@ -129,6 +130,55 @@ def headlines() -> str:
     return "\n".join(lines)
 
 
+#: A call that takes this many times as long as one dispatch counts as one.
+NEAR = 1.5
+
+
+def _near(rows: list[dict[str, Any]], side: str) -> str:
+    """The share of calls that take little more than one dispatch."""
+    found = [row[side] <= NEAR * row["floor"] for row in rows]
+    return f"{100 * sum(found) / len(found):.0f} %"
+
+
+def survey() -> str:
+    """What the surveys come to, a column for each file."""
+    documents = [results.read(path) for path in SURVEYS]
+    speedups = [[row["speedup"] for row in found["rows"]] for found in documents]
+    lines = [
+        "| everyday calls outside of `jit` | " + " | ".join(map(_column, documents)) + " |",
+        "| --- |" + " ---: |" * len(documents),
+    ]
+    for what, cells in (
+        ("calls", [str(len(found)) for found in speedups]),
+        ("× faster than JAX, geometric mean", [f"{geometric_mean(x):.2f}" for x in speedups]),
+        ("median", [f"{median(x):.2f}" for x in speedups]),
+        ("least", [f"{min(x):.2f}" for x in speedups]),
+        (f"within {NEAR} dispatches, JAX", [_near(x["rows"], "reference") for x in documents]),
+        ("the same, jaxmarshal", [_near(x["rows"], "jaxmarshal") for x in documents]),
+    ):
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def surveys() -> str:
+    """The same, and then every call: µs of the first file, ratios of all."""
+    documents = [results.read(path) for path in SURVEYS]
+    ratios = [{row["case"]: row["speedup"] for row in found["rows"]} for found in documents]
+    lines = [
+        survey(), "",
+        f"| call | JAX, µs ({_column(documents[0])}) | jaxmarshal, µs | × "
+        + " | × ".join(map(_column, documents)) + " |",
+        "| --- |" + " ---: |" * (2 + len(documents)),
+    ]  # fmt: skip
+    for row in documents[0]["rows"]:
+        cells = [f"{found[row['case']]:.2f}" if row["case"] in found else "" for found in ratios]
+        lines.append(
+            f"| `{row['case']}` | {row['reference']:.1f} | {row['jaxmarshal']:.1f} | "
+            f"{' | '.join(cells)} |"
+        )
+    return "\n".join(lines)
+
+
 def programs() -> str:
     """Every file of loops as a table."""
     parts = []
@@ -178,6 +228,8 @@ def documents() -> dict[Path, str]:
     wanted: dict[Path, str] = {}
     for path, name, text in (
         (HERE / "README.md", "figures", all_figures()),
+        (HERE / "README.md", "survey", surveys()),
+        (HERE.parent / "README.md", "survey", survey()),
         (HERE / "programs" / "README.md", "figures", programs()),
         (HERE.parent / "README.md", "programs", program_headlines()),
         (HERE.parent / "README.md", "figures", headlines()),

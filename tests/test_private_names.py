@@ -56,7 +56,6 @@ BELIEFS: dict[str, tuple[str, set[str]]] = {
         "of a compiled function: its MeshExecutable",
         {
             "_execute.pyx", "_reference.py", "calls.py", "compat.py", "eager.py", "refused.py",
-            "survey.py",
         },
     ),
     "_params": ("of a compiled function: trees, constants, types", {"_execute.pyx"}),
