@@ -25,6 +25,7 @@ sys.path.insert(0, str(HERE / "programs"))
 import table  # noqa: E402  (the folder of the loops is no package)
 
 FIGURES = sorted((HERE / "figures").glob("py*.json"))
+TRAINING = sorted((HERE / "figures").glob("training-*.json"))
 SURVEYS = sorted((HERE / "figures").glob("survey-*.json"))
 PROGRAMS = sorted((HERE / "programs" / "figures").glob("*.json"))
 
@@ -179,6 +180,22 @@ def surveys() -> str:
     return "\n".join(lines)
 
 
+def training() -> str:
+    """The training step of each version."""
+    lines = [
+        "| JAX | JAX µs | jaxmarshal µs | × faster | packed µs | × faster |",
+        "| --- |" + " ---: |" * 5,
+    ]
+    for path in TRAINING:
+        found = json.loads(path.read_text())
+        plain, ours, packed = found["us"]
+        lines.append(
+            f"| {found['jax']} | {plain:.0f} | {ours:.0f} | {plain / ours:.2f} | {packed:.0f} | "
+            f"{plain / packed:.2f} |"
+        )
+    return "\n".join(lines)
+
+
 def programs() -> str:
     """Every file of loops as a table."""
     parts = []
@@ -229,6 +246,7 @@ def documents() -> dict[Path, str]:
     for path, name, text in (
         (HERE / "README.md", "figures", all_figures()),
         (HERE / "README.md", "survey", surveys()),
+        (HERE / "README.md", "training", training()),
         (HERE.parent / "README.md", "survey", survey()),
         (HERE / "programs" / "README.md", "figures", programs()),
         (HERE.parent / "README.md", "programs", program_headlines()),

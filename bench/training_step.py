@@ -1,6 +1,6 @@
 """A real training step, by JAX, by jaxmarshal, and packed: flax with optax, some hundred leaves.
 
-    python bench/training_step.py [--layers 36] [--rounds 60]
+    python bench/training_step.py [--layers 36] [--rounds 60] [--json build/training.json]
 
 The model is small, so that the way to the device matters; parameters and optimizer state are fed
 back from step to step, as in any training loop. The sides take turns, in rounds of some steps; the
@@ -10,8 +10,10 @@ best round of each counts, in processor time of all threads. Needs flax and opta
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -74,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--json", type=Path, help="where the figures go, for figures.py")
     options = parser.parse_args()
     plain, leaves = training(jax.jit, options.layers)
     others = [training(jit, options.layers)[0] for jit in (jaxmarshal.jit, jaxmarshal.carry)]
@@ -92,6 +95,9 @@ def main() -> None:
         f"jaxmarshal {best[1]:.0f} µs, {best[0] / best[1]:.2f} × faster; packed {best[2]:.0f} µs, "
         f"{best[0] / best[2]:.2f} × faster"
     )
+    if options.json:
+        found = {"jax": jax.__version__, "leaves": leaves, "us": [round(us, 1) for us in best]}
+        options.json.write_text(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -389,7 +389,7 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
     cdef Context context
     cdef Records records
     cdef int reason, semantics = _semantics(src, donate, may_alias)
-    if _tape.current is not None and semantics == REUSE:
+    if _tape.current is not None and semantics == REUSE and _tape.is_about_this_thread():
         return _put_on_tape(x, device)
     if not _active:
         reason = UNSUPPORTED

@@ -63,6 +63,9 @@ cdef class Nested:
     cdef readonly object make         # the container of a list of its items
     cdef readonly list items
 
+# Is the tape that is being written about what this thread does?
+cdef bint is_about_this_thread() noexcept
+
 # Note a call and what it returned: `n` arguments by position, then those that `names` names.
 # Cannot fail: what cannot be noted breaks the tape.
 cdef void note(

@@ -258,6 +258,10 @@ cdef bint _is_about(Tape tape) noexcept:
     return not tape.broken and tape.thread == PyThread_get_thread_ident()
 
 
+cdef bint is_about_this_thread() noexcept:
+    return current is not None and current.thread == PyThread_get_thread_ident()
+
+
 cdef list _arrays_in(object result):
     """The arrays of a result, or None where it has anything else in it."""
     cdef int kind = jm_kind_of_type(&types, Py_TYPE(<PyObject*>result))
@@ -361,7 +365,7 @@ cdef getbufferproc _get_buffer = NULL    # that of the reference's arrays, while
 
 cdef void _note_read() noexcept:
     """Somebody looks at the elements of an array: the next time, they may be others."""
-    if current is not None and current.thread == PyThread_get_thread_ident():
+    if is_about_this_thread():
         current.broken = True
 
 
