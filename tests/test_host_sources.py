@@ -252,10 +252,121 @@ def test_steps_see_the_data_in_their_own_dtype():
     """A cast is seen where it happens: the same data as two sources are told apart."""
     a, b = data(1), data(2)
     for _ in range(6):
-        same(lambda a, b: jnp.stack([a, b, a]), a, b)
+        same(lambda a, b: jnp.stack([a, b, a]), a, a.copy())
     same(lambda a, b: jnp.stack([a, b, a]), b, a)
     same(lambda a, b: jnp.stack([a, b, a]), a, a)
     same(lambda a, b: jnp.stack([a, b, a]), a, a.copy())
+
+
+F, ONES, TWOS = np.float32, np.ones((2, 2), np.float32), np.full((2, 2), 2, np.float32)
+#: A call that is made some times with the first argument, and then with each of the others.
+DECIDING = {
+    "an axis": (lambda a: jnp.stack([jnp.ones(2), jnp.zeros(2)], axis=a), np.int64(0), np.int64(1),
+                np.int64(7)),
+    "an axis by position": (lambda a: jnp.concatenate([ONES, TWOS], a), np.int32(0), np.int32(1)),
+    "a shape": (lambda s: jnp.zeros_like(ONES, shape=s), np.array([2, 3]), np.array([3, 2])),
+    "an item of a shape": (lambda n: jnp.full_like(ONES, 1, shape=(n,)), np.int32(2), np.int32(4)),
+    "ndmin": (lambda n: jnp.array(jnp.ones(2), ndmin=n), np.int64(3), np.int64(4)),
+    "copy": (lambda c: jnp.array(ONES, copy=c, ndmin=1), np.False_, np.True_),
+    "a fill value": (lambda v: jnp.full_like(ONES, v), np.float16(1), np.float16(2), np.float16(3)),
+    "an int to fill": (lambda v: jnp.full_like(ONES, v), np.int64(1), np.int64(2)),
+    "a value for another dtype": (lambda v: jnp.full_like(ONES, v, dtype=int), F(1), F(2)),
+    "scalars": (lambda v: jnp.column_stack([v, jnp.float32(2)]), np.True_, np.False_),
+    "one bool": (lambda v: jnp.asarray(v, jnp.float32), np.True_, np.False_),
+    "a view beside it": (lambda a: jnp.stack(a), [ONES, ONES[:]], [ONES, TWOS], [TWOS, ONES]),
+    "equal contents": (lambda a: jnp.array([*a, jnp.ones((2, 2))]), [ONES, ONES.copy()],
+                       [ONES, TWOS]),
+    "other dtypes": (lambda a: jnp.array([*a, jnp.ones((2, 2))]), [ONES.astype(int), ONES],
+                     [ONES.astype(int), TWOS]),
+    "symmetric": (lambda a: jnp.array([a, a.T, jnp.ones((2, 2))]), ONES,
+                  np.arange(4, dtype=F).reshape(2, 2)),
+    "a number beside it": (lambda a: jnp.array([a, 1, jnp.float32(9)]), F(1), F(5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DECIDING)
+def test_host_data_that_decide(what):
+    """Only data are handed on: what decides is the reference's, and so is what is ambiguous."""
+    call, first, *others = DECIDING[what]
+    for _ in range(6):
+        same(call, first)
+    for other in (*others, first, *others):
+        same(call, other)
+
+
+def test_a_scalar_in_a_second_context():
+    """What is known of one context is not taken for another."""
+    for precision in ("high", "highest"):
+        with jax.default_matmul_precision(precision):
+            for value in (1, 1, 5, 7):
+                same(jnp.full_like, np.ones(2, F), F(value))
+                same(jnp.asarray, F(value), jnp.float16)
+
+
+@pytest.mark.parametrize("name", ["arange", "eye", "zeros", "ones"])
+def test_results_share_no_buffer(name):
+    """What a call puts on a device where it is already is another array in each call."""
+    call = getattr(jnp, name)
+    for device in (DEVICE, OTHER):
+        for _ in range(6):
+            same(lambda device=device: call(4, device=device))
+        results = [call(4, device=device) for _ in range(3)]
+        assert len({result.unsafe_buffer_pointer() for result in results}) == 3
+        results[0].delete()
+        assert np.asarray(results[1]).size
+
+
+FAILING = {
+    "large": (np.ones(10**6), jnp.float32), "small numbers": (np.full(8, 1e-40), jnp.float32),
+    "NaN": (np.full(8, np.nan, F), jnp.int32), "tiny": (np.full(8, 1e-30, F), jnp.float16),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("failing", FAILING)
+def test_calls_that_may_warn_are_not_recorded_again(failing):
+    """They are looked at, and cost little; `explain` says what is counted."""
+    h, dtype = FAILING[failing]
+    for _ in range(6):
+        same(lambda h: jnp.asarray(h, dtype), np.ones_like(h))
+    kept = _replay_objects()
+    for _ in range(40):
+        same(lambda h: jnp.asarray(h, dtype), h)
+        said = jaxmarshal.explain(jnp.asarray, h, dtype)
+        before = jaxmarshal.stats()["asarray"]["hits"]
+        jnp.asarray(h, dtype)
+        assert said.hit == (jaxmarshal.stats()["asarray"]["hits"] > before)
+    assert _replay_objects() <= kept + 2
+
+
+def _replay_objects():
+    gc.collect()
+    return sum(type(x).__name__ in ("Replay", "Play") for x in gc.get_objects())
+
+
+def test_trap_20_signaling_nans():
+    """Trap 20: a cast to a wider dtype warns of them, from JAX's line."""
+    odd = np.array([0x7F800001], np.uint32).view(np.float32)
+    with jax.enable_x64(True):
+        for dtype in (jnp.float64, jnp.complex128, jnp.float32):
+            for _ in range(6):
+                same(lambda h, dtype=dtype: jnp.asarray(h, dtype), np.ones(1, F))
+            found = []
+            for side in (jaxmarshal.uninstalled, jaxmarshal.installed):
+                with side(), warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    jnp.asarray(odd, dtype)
+                found.append([(str(w.message), w.filename, w.lineno) for w in caught])
+            assert found[0] == found[1]
+
+
+def test_shapes_are_no_numbers():
+    """A dimension that a small float cannot hold is none of its elements."""
+    h = np.ones(70_000, F)
+    for _ in range(5):
+        same(lambda h: jnp.asarray(h, jnp.float16), h)
+    before = hits()
+    jnp.asarray(h, jnp.float16)
+    assert hits() == before + 1
 
 
 def test_a_function_that_reads_host_data_is_not_replayed_with_them():

@@ -518,3 +518,6 @@ cdef int _prepare_leaves(tuple xs, object devices, Records records, jm_table* ta
         return _resolve(records, table, None, REUSE)
     except Exception:
         return TREE
+
+
+_tape.put_function = device_put

@@ -81,7 +81,8 @@ _MODULES = (
 #: knows it by its identity afterwards.
 _WITH_FUNCTIONS = frozenset(("cond", "fori_loop", "scan", "switch", "while_loop"))
 
-#: Functions that decide by no more than the dtype and shape of host data.
+#: Functions that decide by no more than dtype and shape of numpy arrays, their first argument or
+#: its items.
 _WITH_HOST = frozenset((
     "column_stack", "concatenate", "dstack", "empty_like", "full_like", "hstack", "ones_like",
     "stack", "vstack", "zeros_like",
@@ -183,7 +184,7 @@ def functions() -> list[tuple[Any, Any]]:
         (function, _replay.make_row(
             "functions", function, _number_of(function), _LEFT_WITH.get(function.__name__),
             _names[id(function)], function.__name__ in _WITH_FUNCTIONS,
-            function.__name__ in _WITH_HOST,
+            _replay.HOST_OR_ITEMS if function.__name__ in _WITH_HOST else 0,
         ))
         for function in _found((*_MODULES, ("jax.lax", sorted(_WITH_FUNCTIONS))))
         if type(function) is FunctionType

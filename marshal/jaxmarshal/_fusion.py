@@ -228,7 +228,7 @@ def _is_same(found: Any, expected: Any) -> bool:
 def _shared(arrays: list[Any]) -> list[int]:
     """Which of them share their data: for each, the first one with the same."""
     pointers = [
-        array.unsafe_buffer_pointer() if array.size else -i
+        array.unsafe_buffer_pointer() if getattr(array, "size", 0) else -i    # or an int
         for i, array in enumerate(map(_words, arrays))
     ]
     return [pointers.index(pointer) for pointer in pointers]
@@ -317,7 +317,7 @@ def allow(is_allowed: bool) -> None:
 def offer(play: Any, values: list[Any], context: Any, states: Any) -> bool:
     """Have a replay looked at, on another thread. False where it may be offered again later."""
     global _worker
-    if sum(_words(value).nbytes for value in values) > MOST_BYTES:
+    if sum(getattr(_words(value), "nbytes", 0) for value in values) > MOST_BYTES:
         return True
     with _lock:
         if _ended or len(_waiting) >= MOST_WAITING or len(_alive) >= MOST_MADE:

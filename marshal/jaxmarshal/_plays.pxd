@@ -35,6 +35,7 @@ cdef class Replay(Kept):
     cdef int wait
     cdef list plays        # the last ones that were needed; all, if there are few
     cdef dict more         # if there are many: all, by what `placed_as` says; else None
+    cdef list samples      # of calls that differ in one number, and may come to be one
 
 # A new one, of which nothing is known.
 cdef Replay make_replay()

@@ -165,6 +165,7 @@ cdef tuple _placed_as(Play play):
 cdef Replay make_replay():
     cdef Replay replay = Replay()
     replay.plays = []
+    replay.samples = []
     replay.wait = 1
     return replay
 

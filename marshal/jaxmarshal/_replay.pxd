@@ -2,6 +2,8 @@
 
 from cpython.object cimport PyObject
 
+from jaxmarshal._replay_key cimport HostData
+
 # An argument that is looked for among those of a call: a number.
 cdef class Number:
     cdef readonly Py_ssize_t at    # by position
@@ -23,9 +25,10 @@ cdef class Row:
     cdef int skip            # so many calls go to the reference unseen
     cdef str left_with       # the name of an argument with which calls are the reference's; or None
     cdef bint with_functions    # are functions among its arguments, which it traces once?
-    cdef bint with_host         # may host data be, whose elements it only hands on?
-    cdef bint casts             # and does it hand them on in another dtype?
+    cdef HostData host          # may the first be host data, whose elements it only hands on?
+    cdef bint failed            # did the steps of the call that is made fail?
     cdef Number number       # that counts, or None
+    cdef tuple index_key     # the key of calls with an array and an int into it; None: not for those
     cdef list numbers        # the last ones that came in
 
 # A call of the function; a new reference, or NULL with an error set.

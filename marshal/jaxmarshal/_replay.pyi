@@ -13,6 +13,9 @@ class Number:
         cls, at: int, name: str, convert: Callable[[Any], Any] | None, only: bool = False
     ) -> Number: ...
 
+HOST_ITSELF: int
+HOST_OR_ITEMS: int
+
 def make_row(
     entry: str,
     reference: Any,
@@ -20,7 +23,7 @@ def make_row(
     left_with: str | None = None,
     written: str | None = None,
     with_functions: bool = False,
-    with_host: bool = False,
+    host: int = 0,
 ) -> Callable[..., Any] | None: ...
 def make_object_call(
     entry: str, reference: Any, functions: list[tuple[Any, Number | None, str]]

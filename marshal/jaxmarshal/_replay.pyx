@@ -31,7 +31,7 @@ from jaxmarshal._plays cimport (
     keep_play, make_replay, play_of, words_of
 )
 from jaxmarshal._replay_key cimport (
-    Sources, has_own_default_impl, key_of, numbers_in, release_sources, states_now
+    HOST, HOST_ARRAYS, NO_HOST, HostData, Sources, has_own_default_impl, key_of, numbers_in, release_sources, states_now
 )
 from jaxmarshal._rules cimport attributes_of, function_rules, is_untouched, placement_rules
 from jaxmarshal cimport _tape
@@ -41,8 +41,8 @@ from jaxmarshal._stats cimport (
     entries, entry_number, is_asked, leave, named_number, perform
 )
 from jaxmarshal._tape cimport (
-    MOST_VALUES, Step, Tape, describe_result, fill, fold_constants, have_their_rules,
-    keep_functions, needed_steps, prepare_constants, start_tape, stop_tape, take_step
+    MOST_VALUES, Step, Tape, cast_sources, describe_result, fill, fold_constants, have_their_rules,
+    keep_functions, merged_steps, needed_steps, prepare_constants, start_tape, stop_tape, take_step
 )
 
 import numpy as np
@@ -62,6 +62,7 @@ cdef enum:
     MORE_SKIPPED = 8
     MOST_NUMBERS = 8       # that are told from numbers which come in for the first time
     MOST_CONVERTED = 8     # arguments of a call with a number that is converted
+    MOST_SAMPLES = 8       # kinds of arrays of which an index was seen once
 
 cdef long long MOST_NUMBER = <long long>1 << 31    # of those that are converted
 
@@ -262,7 +263,7 @@ cdef object _record(
     cdef Play play
     states = states_now()
     tape = start_tape(
-        [<object>sources.items[i] for i in range(sources.count)], row.with_functions, row.casts
+        [<object>sources.items[i] for i in range(sources.count)], row.with_functions, row.host == HOST
     )
     enter()
     try:
@@ -277,6 +278,131 @@ cdef object _record(
             raise
         play = None
     _keep(row, replay, play)
+    return result
+
+
+# --- An int that is an index ---------------------------------------------------------------------
+
+cdef class Sample:
+    """One call with an int, as `needed_steps` says it before anything is prepared."""
+
+    cdef object number
+    cdef tuple steps
+    cdef Seen seen
+    cdef object states
+
+    def __cinit__(self, number, tuple steps, Seen seen, states):
+        self.number, self.steps, self.seen, self.states = number, steps, seen, states
+
+    cdef bint is_like(self, Sample other) except -1:
+        """Do the two differ in the number, and in nothing else that a guard compares?"""
+        return (
+            self.number != other.number and self.states is other.states
+            and self.seen.committed == other.seen.committed
+            and self.seen.aval == other.seen.aval and self.seen.sharding == other.seen.sharding
+        )
+
+
+cdef bint _is_index(Row row, PyObject** args, Py_ssize_t n, PyObject* names) except -1:
+    """Is it an array on one device, and an int that is one of its rows, counted from the front?
+
+    For those Python does the same whatever the int is. For one row alone there is less to do.
+    """
+    if row.index_key is None or n != 2 or names != NULL:
+        return False
+    if jm_kind_of_type(&types, Py_TYPE(args[0])) != JM_ARRAY:
+        return False
+    if jm_kind_of_type(&types, Py_TYPE(args[1])) != JM_INT:
+        return False
+    if type(array_sharding(<object>args[0])) is not _single_type:
+        return False
+    shape = array_aval(<object>args[0]).shape
+    return len(shape) > 0 and shape[0] > 1 and 0 <= <object>args[1] < shape[0]
+
+
+cdef inline int _sources_with_index(Sources* sources, PyObject** args) noexcept:
+    """The array and the int, borrowed."""
+    sources.count = 2
+    sources.items[0], sources.items[1] = args[0], args[1]
+    return 0
+
+
+cdef Sample _make_sample(Tape tape, Sources* sources, object states, object key, object result):
+    """What the tape says of the call, or None where that is not all of it."""
+    described = describe_result(tape, result)
+    if tape.broken or _has_warned or described is None or not is_untouched(function_rules):
+        return None
+    if not _says_nothing(key, tape) or not have_their_rules([_custom_jvp]):
+        return None
+    keep_functions(tape)
+    steps = needed_steps(tape, 1, described)
+    if steps is None:
+        return None
+    return Sample(<object>sources.items[1], steps, play_of(sources).sources[0], states)
+
+
+cdef Play _play_of_samples(Tape tape, Sample one, Sample other, Sources* sources):
+    cdef Play play
+    merged = merged_steps(one.steps, one.number, other.steps, other.number, 1)
+    if merged is None:
+        return None
+    play = play_of(sources)
+    play.states = one.states
+    play.steps, play.result = merged
+    play.left = _times_to_fuse if len(play.steps) > 1 else 0
+    play.primitives = [_custom_jvp, *tape.primitives.values()]
+    return play
+
+
+cdef int _keep_sample(Replay replay, Sample sample, Tape tape, Sources* sources) except -1:
+    """Keep it, or what it comes to with another one."""
+    cdef Play play = None
+    cdef Sample other
+    if sample is None:
+        _wait_longer(replay)
+        return 0
+    for other in replay.samples:
+        if other.is_like(sample):
+            play = _play_of_samples(tape, other, sample, sources)
+            break
+    else:
+        replay.samples = [sample, *replay.samples[:MOST_SAMPLES - 1]]
+        return 0
+    replay.samples.remove(other)
+    if play is None:
+        _wait_longer(replay)
+    elif is_play_wanted(replay, None, sources):
+        keep_play(replay, play)
+    return 0
+
+
+cdef object _record_index(Row row, Context context, object key, PyObject** args):
+    """Call the reference and keep a sample of what it did; None where that is not wanted."""
+    cdef Sources sources
+    cdef Tape tape
+    cdef Sample sample
+    cdef Replay replay = context.replays.get(row.index_key)
+    if replay is None:
+        replay = context.replays[row.index_key] = make_replay()
+    replay.seen += 1
+    if replay.seen <= replay.wait:
+        return None
+    _sources_with_index(&sources, args)
+    states = states_now()
+    tape = start_tape([<object>args[0]])
+    enter()
+    try:
+        result = _call_and_listen(row.call, (<object>args[0], <object>args[1]), {})
+    finally:
+        leave()
+        stop_tape()
+    try:
+        sample = _make_sample(tape, &sources, states, key, result)
+        _keep_sample(replay, sample, tape, &sources)
+    except Exception:
+        if JM_DEBUG:
+            raise
+        _wait_longer(replay)
     return result
 
 
@@ -370,6 +496,17 @@ cdef bint _is_alive(Play play, Play taken) except -1:
     return True
 
 
+cdef bint _can_cast(Play play, Sources* sources) except -1:
+    """Are the host data such that no conversion may warn? Taking the steps finds that out itself."""
+    cdef Step step
+    try:
+        for step in play.steps:
+            cast_sources(step, sources.items)
+    except Exception:
+        return False
+    return True
+
+
 cdef object _replayed(Row row, Replay replay, Sources* sources):
     """The result, or None where the steps cannot be taken."""
     cdef PyObject* functions[MOST_VALUES]
@@ -377,6 +514,9 @@ cdef object _replayed(Row row, Replay replay, Sources* sources):
     if play is None or _tape.current is not None:
         return None
     taken = play if play.fused is None or not _uses_fused else play.fused
+    if is_asked() and not _can_cast(taken, sources):
+        row.failed = True
+        return None
     if not _is_alive(play, taken) or not _find_functions(taken, functions):
         if not is_asked():
             drop_play(replay, play)
@@ -386,11 +526,23 @@ cdef object _replayed(Row row, Replay replay, Sources* sources):
         result = _perform(row, taken, functions, sources)
     finally:
         _release(functions, len(taken.steps))
-    if result is not None:
-        replay.used = True
-        row.missed = row.recorded = 0
-        _count_hit(row)
+    if result is None:
+        row.failed = True
+        return None
+    replay.used = True
+    row.missed = row.recorded = 0
+    _count_hit(row)
     return result
+
+
+cdef object _replayed_index(Row row, Context context, PyObject** args):
+    """As `_replayed`, with the steps that serve every int."""
+    cdef Sources sources
+    found = context.replays.get(row.index_key)
+    if found is None:
+        return None
+    _sources_with_index(&sources, args)
+    return _replayed(row, <Replay>found, &sources)
 
 
 cdef void _count_missed(Row row) noexcept:
@@ -455,6 +607,7 @@ cdef object _call(
     """The result, or None where the reference is to be called as it is."""
     cdef Context context = None
     cdef Replay replay
+    cdef bint is_index
     cdef int reason
     try:
         context = _look_up(row, args, n, names, sources, &reason, key)
@@ -472,6 +625,16 @@ cdef object _call(
         result = _replayed(row, <Replay>found, sources)
         if result is not None:
             return result
+    is_index = _is_index(row, args, n, names)
+    if is_index:
+        result = _replayed_index(row, context, args)
+        if result is not None:
+            return result
+    if row.failed:    # as it may the next time, too: nothing new can be recorded
+        row.failed = False
+        _count_missed(row)
+        _count_miss(row, VALUE)
+        return None
     _count_miss(row, NOT_RECORDED)
     if is_asked() or _tape.current is not None:
         return None
@@ -479,6 +642,8 @@ cdef object _call(
     if not _hears_all():
         return None
     replay = _replay_for(context, <object>key[0])
+    if replay is None and is_index:
+        return _record_index(row, context, <object>key[0], args)
     if replay is None or not _is_to_record(replay, <object>key[0], sources):
         return None
     named = 0 if names == NULL else PyTuple_GET_SIZE(names)
@@ -493,7 +658,7 @@ cdef object _call_looked_at(Row row, PyObject** args, Py_ssize_t n, PyObject* na
     cdef PyObject* key = NULL
     sources.count = 0
     sources.with_functions = row.with_functions
-    sources.with_host = row.with_host
+    sources.host = row.host
     try:
         return _call(row, args, n, names, &sources, &key)
     finally:
@@ -577,7 +742,7 @@ cdef object _call_with_number(
     cdef Sources none
     cdef int reason
     none.count = 0
-    none.with_functions = none.with_host = False
+    none.with_functions = False
     if (
         not _is_converted(<object>args[place]) or _tape.current is not None
         or _comes_again(row, <object>args[place])
@@ -624,9 +789,12 @@ cdef PyObject* _call_method(
     return (<row_function>call_row)(<Row>(<Method>method).inner, args, nargsf, names)
 
 
+HOST_ITSELF, HOST_OR_ITEMS = HOST, HOST_ARRAYS
+
+
 def make_row(
     str entry, reference, Number number=None, str left_with=None, str written=None,
-    bint with_functions=False, bint with_host=False,
+    bint with_functions=False, HostData host=NO_HOST,
 ):
     """The replacement of a function of the reference whose calls are replayed.
 
@@ -637,7 +805,8 @@ def make_row(
       left_with: the name of an argument by which users' code may be called; or None.
       written: how programs write it, if it shares its entry point with others; or None.
       with_functions: whether it takes functions, and traces each once for each kind of arguments.
-      with_host: whether it takes host data, and decides by no more than their dtype and shape.
+      host: whether its first argument may be host data, of which it decides by no more than dtype
+        and shape: `HOST_ITSELF`, `HOST_OR_ITEMS`.
     """
     cdef Method method
     cdef Row row
@@ -648,7 +817,7 @@ def make_row(
     row.number = number
     row.left_with = left_with
     row.with_functions = with_functions
-    row.with_host = with_host
+    row.host = host
     row.named = named_number(entry, written) if written else 0
     return method
 
@@ -732,3 +901,5 @@ zeros = make_row("zeros", _reference.jnp_zeros)
 ones = make_row("ones", _reference.jnp_ones)
 full = make_row("full", _reference.jnp_full)
 getitem = make_row("getitem", _reference.array_getitem)
+if getitem is not None:
+    (<Row>(<Method>getitem).inner).index_key = (_reference.array_getitem, "an index")

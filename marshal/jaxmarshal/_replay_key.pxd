@@ -5,10 +5,16 @@ from cpython.object cimport PyObject
 cdef enum:
     MOST_SOURCES = 66    # of a call: a list, and two more
 
+# What the first argument of a call may be besides.
+cdef enum HostData:
+    NO_HOST
+    HOST          # a numpy array or scalar itself
+    HOST_ARRAYS   # numpy arrays with dimensions: itself, or items of a list or tuple
+
 # The arrays and typed keys among the arguments of a call, and host data, each once; owned.
 ctypedef struct Sources:
     bint with_functions    # may functions be arguments, which are known by their identity?
-    bint with_host         # and host data, of which the key holds no more than dtype and shape?
+    HostData host          # may the first argument be host data, of which it holds dtype and shape?
     Py_ssize_t count
     PyObject* items[MOST_SOURCES]
 

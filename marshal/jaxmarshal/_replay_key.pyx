@@ -3,6 +3,8 @@
 import weakref
 from types import FunctionType
 
+import numpy as np
+
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t
@@ -101,8 +103,9 @@ cdef object _key_part(object key, Sources* sources, int* reason):
 cdef object _host_part(object data, Sources* sources, int* reason):
     """Host data by dtype and shape: which elements they have, no function asks that takes them."""
     dtype = _dtype_part(data.dtype)
-    if dtype is None:
-        reason[0] = OPTIONS    # strings, records, the other byte order
+    if dtype is None or type(data) is np.bool_ or (sources.host == HOST_ARRAYS and not data.ndim):
+        # Strings, records, the other byte order; one of the two bools that numpy has; a number.
+        reason[0] = OPTIONS
         return None
     part = _source_part(data, sources, reason)
     return (type(data), dtype, data.shape) if part is _ARRAY else part
@@ -113,6 +116,8 @@ cdef object _items_part(str tag, object items, Sources* sources, int* reason):
     if len(items) > MOST_ITEMS:
         reason[0] = OPTIONS
         return None
+    if sources.host == HOST:
+        sources.host = NO_HOST
     for item in items:
         part = _part(item, sources, reason)
         if reason[0] != HIT:
@@ -159,7 +164,7 @@ cdef object _part(object arg, Sources* sources, int* reason):
         return _items_part("list", arg, sources, reason)
     if kind == JM_DICT:
         return _dict_part(arg, sources, reason)
-    if sources.with_host and (kind == JM_NDARRAY or kind == JM_NP_SCALAR):
+    if sources.host != NO_HOST and (kind == JM_NDARRAY or kind == JM_NP_SCALAR):
         return _host_part(arg, sources, reason)
     cls = type(arg)
     if cls is _device_type:
@@ -203,6 +208,7 @@ cdef PyObject* key_of(
     _set(key, 0, function)
     for i in range(n + named):
         _set(key, 1 + i, _part(<object>args[i], sources, reason))
+        sources.host = NO_HOST    # others decide: an axis, a shape
         if reason[0] != HIT:
             return NULL
     for i in range(named):
@@ -230,7 +236,9 @@ cdef list _numbers_of(tuple part):
         return [value]
     if part and part[0] == "complex":
         return [complex(*[_numbers_of(("float", item))[0] for item in part[1:]])]
-    return [] if part and part[0] in ("dtype", "again", "key") else numbers_in(part)
+    if part and (part[0] in ("dtype", "again", "key") or isinstance(part[0], type)):
+        return []    # those of a shape are none
+    return numbers_in(part)
 
 
 # --- States --------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from jaxmarshal._records cimport (
     stage_records_of, try_to_record
 )
 from jaxmarshal._replay cimport Row, call_row, row_function
+from jaxmarshal._replay_key cimport HOST
 from jaxmarshal._rules cimport stage_is_untouched
 from jaxmarshal._stats cimport (
     GUARD, HIT, NOT_RECORDED, REPLACED, count_hit, count_miss, decided_to_hit, entry_number, perform
@@ -55,8 +56,7 @@ cdef object _asarray = _reference.jnp_asarray
 cdef object _array = _reference.jnp_array
 cdef Row _asarray_row = Row(entry_number("asarray"), _asarray)
 cdef Row _array_row = Row(entry_number("array"), _array)
-_asarray_row.with_host = _asarray_row.casts = True
-_array_row.with_host = _array_row.casts = True
+_asarray_row.host = _array_row.host = HOST
 
 
 cdef PyObject* _stage(

@@ -84,6 +84,13 @@ cdef bint have_their_rules(list primitives) except -1
 # which may be made of them, but for the very data in another dtype, if the call casts them.
 cdef Tape start_tape(list sources, bint with_functions=*, bint casts=*)
 
+# `device_put`, as a step is noted by it; set by `_device_put`. What it returns may be its argument, or
+# have the same buffer.
+cdef object put_function
+
+# Convert what a step takes of host data, and drop that. Raises where numpy may warn.
+cdef int cast_sources(Step step, PyObject** values) except -1
+
 # What stands on a tape for an object that the call returned; None where that is not known.
 cdef object describe_result(Tape tape, object result)
 
@@ -112,6 +119,13 @@ cdef tuple needed_steps(Tape tape, Py_ssize_t sources, object described)
 
 # On a tape about no array: is an object what this function returned for this argument alone?
 cdef bint is_result_of(Tape tape, object result, object function, object arg) except -1
+
+# The steps of two calls that differ in one int alone, with that as the source behind the others,
+# and the description of the result; None where they differ in anything else. Both as
+# `needed_steps` returned them; `one` and `other` are the two ints.
+cdef tuple merged_steps(
+    tuple first, object one, tuple second, object other, Py_ssize_t sources
+)
 
 # Stop writing.
 cdef int stop_tape() except -1

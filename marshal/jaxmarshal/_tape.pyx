@@ -181,12 +181,18 @@ cdef bint _is_view_of(object data, object source) except -1:
     """Is it the very array, or a view of all of it as it is?"""
     if not isinstance(source, np.ndarray) or data.dtype != source.dtype:
         return False
+    if data.shape != source.shape:
+        return False
     return data.ctypes.data == source.ctypes.data and data.strides == source.strides
 
 
 cdef bint _is_cast_of(object data, object source) except -1:
     if source.dtype.kind == "c" and data.dtype.kind != "c":
         return False    # numpy warns of it
+    if data.shape != source.shape or source.nbytes > MOST_CAST:
+        return False
+    if source.dtype.char in "dD" and source.nbytes > 8 * MOST_SCANNED:
+        return False    # more than is looked through for what numpy warns of
     with np.errstate(all="ignore"):
         return np.asarray(source, data.dtype).tobytes() == data.tobytes()
 
@@ -197,15 +203,16 @@ cdef object _describe_host(Tape tape, object data, int kind):
         return _unknown if tape.casts else data    # a number
     if kind == JM_LITERAL and data.aval.weak_type or not isinstance(data, np.ndarray):
         return _unknown
-    for number in tape.host:
-        source = tape.alive[number]
-        if data.shape != source.shape:
-            continue
-        if _is_view_of(data, source) and not _is_narrowed(source):
-            return Value(number)
-        if tape.casts and _is_cast_of(data, source):
-            return Cast(Value(number), data.dtype)
-    return data if data.ndim == 0 and kind == JM_LITERAL and not tape.casts else _unknown
+    found = [number for number in tape.host if _is_view_of(data, tape.alive[number])]
+    if len(found) > 1:
+        return _unknown    # whose data they are is not known
+    if found:
+        return _unknown if _is_narrowed(tape.alive[found[0]]) else Value(found[0])
+    if tape.casts:    # there is one
+        number = tape.host[0]
+        is_cast = _is_cast_of(data, tape.alive[number])
+        return Cast(Value(number), data.dtype) if is_cast else _unknown
+    return data if data.ndim == 0 and kind == JM_LITERAL else _unknown
 
 
 cdef bint _is_narrowed(object data) except -1:
@@ -289,6 +296,9 @@ cdef int _note(
     cdef list arrays = _arrays_in(result)
     if arrays is None or any([item is _unknown for item in described]):
         tape.broken = True
+        return 0
+    if function is put_function and not _has_values(described[0]):
+        tape.broken = True    # each call puts data of its own
         return 0
     step.function = weakref.ref(function)
     tape.functions.append(function)
@@ -464,7 +474,7 @@ cdef object _make_key(object impl, object words):
 
 cdef object _cast(object data, object dtype):
     """Raises where numpy may warn, whatever `np.errstate` says: then the reference does it."""
-    if (data.dtype.kind in "iub" and dtype.kind in "iub") or np.can_cast(data.dtype, dtype):
+    if data.dtype.kind in "iub" and (dtype.kind in "iub" or np.can_cast(data.dtype, dtype)):
         return np.asarray(data, dtype)    # integers wrap without a word
     if data.dtype.char + dtype.char in ("df", "DF") and type(data) is np.ndarray:
         if not narrows_silently(data):
@@ -472,6 +482,13 @@ cdef object _cast(object data, object dtype):
         return np.asarray(data, dtype)
     with np.errstate(all="raise"):
         return np.asarray(data, dtype)
+
+
+cdef int cast_sources(Step step, PyObject** values) except -1:
+    for arg in step.args:
+        if type(arg) is Cast:
+            fill(arg, values)
+    return 0
 
 
 cdef object fill(object described, PyObject** values):
@@ -568,7 +585,9 @@ cdef int _collect(object described, set needed) except -1:
 # --- What is the same every time -----------------------------------------------------------------
 
 cdef enum:
-    MOST_BYTES = 4096    # of an array that is kept
+    MOST_BYTES = 4096          # of an array that is kept
+    MOST_CAST = 1 << 22        # bytes of data that are compared with what became of them
+    MOST_SCANNED = 1 << 14     # numbers that are looked through in a call
 
 
 cdef bint _has_values(object described) except -1:
@@ -603,6 +622,9 @@ cdef int fold_constants(Tape tape, object described) except -1:
     cdef set needed = set()
     cdef dict constants = {}
     _collect(described, needed)
+    for step in tape.steps:
+        if step.function() is put_function:    # its result may be what it takes
+            _collect(step.args[0], needed)
     for step in tape.steps:
         step.args = tuple([_with_known(arg, constants) for arg in step.args])
         numbers = range(step.first, step.first + step.results)
@@ -717,6 +739,60 @@ cdef tuple needed_steps(Tape tape, Py_ssize_t sources, object described):
     if len(values) > MOST_VALUES:
         return None
     return steps, _with_known(described, values)
+
+
+# --- One number that differs ---------------------------------------------------------------------
+
+cdef bint _is_same_constant(object a, object b) except -1:
+    if type(a) is not type(b) or _is_filled(a):
+        return False
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if type(a) is float or type(a) is complex:
+        return repr(a) == repr(b)
+    return a is b or (isinstance(a, (int, str, tuple, np.dtype)) and a == b)
+
+
+cdef object _merged_arg(object a, object one, object b, object other):
+    """The argument, with Value(-1) for the number; `_unknown` where it differs otherwise."""
+    if type(a) is Value and type(b) is Value:
+        return a if (<Value>a).number == (<Value>b).number else _unknown
+    if type(a) is int and type(b) is int and a == one and b == other:
+        return Value(-1)
+    return a if _is_same_constant(a, b) else _unknown
+
+
+cdef Step _merged_step(Step a, object one, Step b, object other):
+    cdef Step step = Step()
+    function = a.function()
+    if function is None or b.function() is not function or a.names != b.names:
+        return None
+    if len(a.args) != len(b.args) or a.first != b.first or a.results != b.results:
+        return None
+    args = [_merged_arg(x, one, y, other) for x, y in zip(a.args, b.args)]
+    if any([arg is _unknown for arg in args]):
+        return None
+    step.function, step.names, step.args = a.function, a.names, tuple(args)
+    step.first, step.results = a.first, a.results
+    return step
+
+
+cdef tuple merged_steps(
+    tuple first, object one, tuple second, object other, Py_ssize_t sources
+):
+    cdef list steps
+    cdef dict values
+    if len(first[0]) != len(second[0]) or type(first[1]) is not Value:
+        return None
+    if _merged_arg(first[1], None, second[1], None) is _unknown:
+        return None
+    steps = [_merged_step(a, one, b, other) for a, b in zip(first[0], second[0])]
+    if any([step is None for step in steps]):
+        return None
+    values = {number: Value(number) for number in range(sources)}
+    values.update({-1: Value(sources)})
+    steps = [_numbered_anew(step, values) for step in steps]
+    return steps, _with_known(first[1], values)
 
 
 # --- Several steps as one ------------------------------------------------------------------------

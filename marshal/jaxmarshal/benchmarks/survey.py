@@ -1,7 +1,7 @@
 """Everyday calls outside of `jit`: operators, methods of arrays, and public functions.
 
-Nothing here is chosen for being fast. The floor of every call is one dispatch, as a program can make
-it: plain JAX's warm call of a jitted function of one array.
+Nothing here is chosen for being fast. The floor of every call is one dispatch, as a program can
+make it: plain JAX's warm call of a jitted function of one array.
 """
 
 from __future__ import annotations

@@ -1,0 +1,175 @@
+"""`x[i]` with an int that is another one in each call: one recording serves all rows of an array.
+
+Two calls with different ints are compared step by step; what follows the int is an argument then.
+"""
+
+from __future__ import annotations
+
+from operator import getitem
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from eager import same
+from jax._src import dispatch
+
+import jaxmarshal
+from jaxmarshal import _fusion, _replay
+
+ROWS = 40
+SHAPES = [(ROWS,), (ROWS, 3), (ROWS, 1, 2), (2,), (2, 5), (ROWS, 0)]
+DTYPES = [np.float32, np.int32, np.bool_, np.complex64, np.float16, ml_dtypes.bfloat16, np.uint8]
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    with jaxmarshal.installed():
+        yield
+
+
+def hits():
+    return jaxmarshal.stats()["getitem"]["hits"]
+
+
+def array(shape, dtype=np.float32):
+    """Every element is another one, as far as the dtype goes; and some are no numbers."""
+    data = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+    if data.dtype.kind in "fcV" and data.size > 3:
+        data.reshape(-1)[1:4] = np.nan, -0.0, np.inf
+    return jnp.asarray(data)
+
+
+def warm(x):
+    """Calls after which every row is a hit, whichever index it is."""
+    for i in range(8):
+        x[i]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_row(shape, dtype):
+    """Each row, also those that no call had before, from the front and from the back."""
+    x = array(shape, dtype)
+    for i in (*range(shape[0]), *range(-shape[0], 0)):
+        same(getitem, x, i)
+
+
+def test_rows_that_come_once():
+    """After a few calls each one is a hit, though none comes again."""
+    x = array((5000, 2))
+    for i in range(12):
+        x[i]
+    before = hits()
+    for i in range(12, 3000):
+        x[i]
+    assert hits() - before == 3000 - 12
+    for i in (0, 17, 2999, 3000, 4999):
+        same(getitem, x, i)
+
+
+@pytest.mark.parametrize("shape", [(300,), (300, 4)], ids=str)
+def test_fused(shape):
+    """The same with the steps as one."""
+    before = _replay.fuse_after(5)
+    try:
+        x = array(shape)
+        for i in range(40):
+            x[i]
+        _fusion.wait()
+        for i in range(300):
+            same(getitem, x, i)
+    finally:
+        _replay.fuse_after(before)
+
+
+@pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 3)], ids=str)
+def test_one_thing_changes(shape):
+    """What is no row, no int, or no such array."""
+    x = array(shape)
+    for i in range(8):
+        same(getitem, x, i)
+    indices = (
+        -1, -ROWS, -ROWS - 1, ROWS, ROWS + 5, 2**31, 2**40, -(2**40), 2**70, True, False,
+        np.int32(3), np.int64(-2), np.array(4), jnp.int32(5), 1.0, None, (7,), [1, 2],
+        slice(3, 5), Ellipsis,
+    )  # fmt: skip
+    others = (
+        array(shape, np.int32), array((ROWS // 2, *shape[1:])), array((1, *shape[1:])), array(()),
+        jax.device_put(x, jax.devices()[0]), jax.device_put(x, jax.devices()[1]),
+        jax.device_put(x, jax.NamedSharding(jax.make_mesh((4,), ("x",)), jax.P("x"))),
+        jax.random.split(jax.random.key(0), ROWS), np.asarray(x),
+    )  # fmt: skip
+    for index in indices:
+        for _ in range(3):
+            same(getitem, x, index)
+    for other in others:
+        for i in (3, 4, 5, 3, 6, 0):
+            same(getitem, other, i)
+    gone = x + 0
+    gone.delete()
+    same(getitem, gone, 9)
+    same(getitem, x, 11)
+
+
+CONTEXTS = {
+    "x64": lambda: jax.enable_x64(True),
+    "default device": lambda: jax.default_device(jax.devices()[1]),
+    "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "no transfers": lambda: jax.transfer_guard("disallow"),
+    "NaNs": lambda: jax.debug_nans(True),
+    "without jit": lambda: jax.disable_jit(),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_one_state_changes(context):
+    """Recorded without it, asked with it, and the other way round."""
+    x = array((ROWS,))
+    warm(x)
+    for i in range(15, 22):
+        same(getitem, x, i, context=CONTEXTS[context])
+        same(getitem, x, i)
+
+
+def test_replaced_functions_are_called():
+    """Trap 15: what a test puts in the place of JAX's is called, and not for longer."""
+    x, seen = array((ROWS,)), []
+    warm(x)
+    original = dispatch.apply_primitive
+
+    def noting(*args, **kwargs):
+        seen.append(args)
+        return original(*args, **kwargs)
+
+    with mock.patch.object(dispatch, "apply_primitive", noting):
+        x[20]
+    assert seen
+    before = hits()
+    same(getitem, x, 21)
+    assert hits() > before
+
+
+def test_explain_agrees():
+    """It says what the next call then is, and records nothing."""
+    x = array((ROWS,))
+    for i in range(20):
+        said = jaxmarshal.explain(getitem, x, i)
+        before = hits()
+        x[i]
+        assert said.hit == (hits() > before), (i, said)
+    assert said.hit
+
+
+def test_an_int_that_python_decides_by():
+    """Steps that differ in more than an argument are not taken for others."""
+
+    def function(x, i):
+        return x * 2 if i < 20 else x + i
+
+    call = _replay.make_row("functions", function)
+    x = array((ROWS,))
+    for i in (*range(40), *range(40)):
+        assert np.array_equal(call(x, i), function(x, i), equal_nan=True)
