@@ -31,7 +31,8 @@ from jaxmarshal._plays cimport (
     keep_play, make_replay, play_of, words_of
 )
 from jaxmarshal._replay_key cimport (
-    HOST, HOST_ARRAYS, NO_HOST, HostData, Sources, has_own_default_impl, key_of, numbers_in, release_sources, states_now
+    HOST, HOST_ARRAYS, NO_HOST, HostData, Sources, has_own_default_impl, key_of, numbers_in,
+    release_sources, states_now
 )
 from jaxmarshal._rules cimport attributes_of, function_rules, is_untouched, placement_rules
 from jaxmarshal cimport _tape
@@ -263,7 +264,8 @@ cdef object _record(
     cdef Play play
     states = states_now()
     tape = start_tape(
-        [<object>sources.items[i] for i in range(sources.count)], row.with_functions, row.host == HOST
+        [<object>sources.items[i] for i in range(sources.count)], row.with_functions,
+        row.host == HOST,
     )
     enter()
     try:
@@ -497,7 +499,7 @@ cdef bint _is_alive(Play play, Play taken) except -1:
 
 
 cdef bint _can_cast(Play play, Sources* sources) except -1:
-    """Are the host data such that no conversion may warn? Taking the steps finds that out itself."""
+    """Are the host data such that no conversion may warn? Taking the steps finds out itself."""
     cdef Step step
     try:
         for step in play.steps:

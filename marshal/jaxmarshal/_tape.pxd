@@ -84,8 +84,8 @@ cdef bint have_their_rules(list primitives) except -1
 # which may be made of them, but for the very data in another dtype, if the call casts them.
 cdef Tape start_tape(list sources, bint with_functions=*, bint casts=*)
 
-# `device_put`, as a step is noted by it; set by `_device_put`. What it returns may be its argument, or
-# have the same buffer.
+# `device_put`, as a step is noted by it; set by `_device_put`. What it returns may be its argument,
+# or have the same buffer.
 cdef object put_function
 
 # Convert what a step takes of host data, and drop that. Raises where numpy may warn.
