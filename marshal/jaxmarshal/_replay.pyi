@@ -2,6 +2,7 @@ from collections.abc import Callable
 from typing import Any
 
 class Row: ...
+class Sample: ...
 
 class Number:
     at: int
