@@ -63,7 +63,7 @@ cdef enum:
     MORE_SKIPPED = 8
     MOST_NUMBERS = 8       # that are told from numbers which come in for the first time
     MOST_CONVERTED = 8     # arguments of a call with a number that is converted
-    MOST_SAMPLES = 8       # kinds of arrays of which an index was seen once
+    MOST_SAMPLES = 64      # kinds of arrays of which an index was seen once
 
 cdef long long MOST_NUMBER = <long long>1 << 31    # of those that are converted
 
@@ -204,6 +204,10 @@ cdef tuple _custom_jvp = (
 )
 
 
+cdef list _primitives_of(Tape tape):
+    return [_custom_jvp, *tape.primitives.values()]
+
+
 cdef bint _are_on_one_device(Play play) except -1:
     """Are all sources arrays, on one device each?"""
     cdef Seen seen
@@ -234,7 +238,7 @@ cdef Play _make_play(Tape tape, Sources* sources, object states, object key, obj
     play.steps, play.result = needed
     if len(play.steps) > 1 and _are_on_one_device(play):
         play.left = _times_to_fuse
-    play.primitives = [_custom_jvp, *tape.primitives.values()]
+    play.primitives = _primitives_of(tape)
     return play
 
 
@@ -352,7 +356,7 @@ cdef Play _play_of_samples(Tape tape, Sample one, Sample other, Sources* sources
     play.states = one.states
     play.steps, play.result = merged
     play.left = _times_to_fuse if len(play.steps) > 1 else 0
-    play.primitives = [_custom_jvp, *tape.primitives.values()]
+    play.primitives = _primitives_of(tape)
     return play
 
 
@@ -622,6 +626,7 @@ cdef object _call(
             _count_missed(row)
         _count_miss(row, reason)
         return None
+    row.failed = False
     found = context.replays.get(<object>key[0])
     if found is not None:
         result = _replayed(row, <Replay>found, sources)
@@ -633,7 +638,6 @@ cdef object _call(
         if result is not None:
             return result
     if row.failed:    # as it may the next time, too: nothing new can be recorded
-        row.failed = False
         _count_missed(row)
         _count_miss(row, VALUE)
         return None

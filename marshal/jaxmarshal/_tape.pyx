@@ -750,7 +750,9 @@ cdef bint _is_same_constant(object a, object b) except -1:
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if type(a) is float or type(a) is complex:
         return repr(a) == repr(b)
-    return a is b or (isinstance(a, (int, str, tuple, np.dtype)) and a == b)
+    if type(a) is tuple:
+        return len(a) == len(b) and all([_is_same_constant(x, y) for x, y in zip(a, b)])
+    return a is b or (isinstance(a, (int, str, np.dtype)) and a == b)
 
 
 cdef object _merged_arg(object a, object one, object b, object other):
@@ -792,6 +794,8 @@ cdef tuple merged_steps(
     values = {number: Value(number) for number in range(sources)}
     values.update({-1: Value(sources)})
     steps = [_numbered_anew(step, values) for step in steps]
+    if len(values) > MOST_VALUES:
+        return None
     return steps, _with_known(first[1], values)
 
 
