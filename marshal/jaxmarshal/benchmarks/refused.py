@@ -74,7 +74,12 @@ def _numbers() -> Call:
 
 def _indices() -> Call:
     x, number = jax.device_put(np.arange(1 << 20, dtype=np.int32)), _numbers()
-    return lambda: x[number() % (1 << 20)]
+
+    def call() -> Any:
+        i = number() % (1 << 20)
+        return x[i : i + 1]
+
+    return call
 
 
 def _ends() -> Call:
@@ -106,7 +111,7 @@ _CALLS: tuple[tuple[str, str, Callable[[], Call]], ...] = (
 
 #: Calls that never come again. Their entry points may see others inside of them.
 _NEVER_AGAIN: tuple[tuple[str, str, Callable[[], Call]], ...] = (
-    ("x[i], another i each time", "getitem", _indices),
+    ("x[i:i + 1], another i each time", "getitem", _indices),
     ("jnp.linspace, another end each time", "functions", _ends),
     ("lax.mul, another number each time", "functions", _factors),
     ("x * t, another t each time", "functions", _operands),
