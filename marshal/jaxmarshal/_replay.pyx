@@ -204,6 +204,18 @@ cdef tuple _custom_jvp = (
 )
 
 
+cdef object _described(Tape tape, object key, object result):
+    """What the result is made of, or None where the tape does not say all of the call."""
+    described = describe_result(tape, result)
+    if tape.broken or _has_warned or described is None or not is_untouched(function_rules):
+        return None
+    if not _says_nothing(key, tape):
+        return None
+    if not have_their_rules([_custom_jvp]):
+        return None
+    return described
+
+
 cdef list _primitives_of(Tape tape):
     return [_custom_jvp, *tape.primitives.values()]
 
@@ -220,12 +232,8 @@ cdef bint _are_on_one_device(Play play) except -1:
 cdef Play _make_play(Tape tape, Sources* sources, object states, object key, object result):
     """What the tape says of the call, or None where that is not all of it."""
     cdef Play play
-    described = describe_result(tape, result)
-    if tape.broken or _has_warned or described is None or not is_untouched(function_rules):
-        return None
-    if not _says_nothing(key, tape):
-        return None
-    if not have_their_rules([_custom_jvp]):
+    described = _described(tape, key, result)
+    if described is None:
         return None
     fold_constants(tape, described)
     prepare_constants(tape)
@@ -335,10 +343,8 @@ cdef inline int _sources_with_index(Sources* sources, PyObject** args) noexcept:
 
 cdef Sample _make_sample(Tape tape, Sources* sources, object states, object key, object result):
     """What the tape says of the call, or None where that is not all of it."""
-    described = describe_result(tape, result)
-    if tape.broken or _has_warned or described is None or not is_untouched(function_rules):
-        return None
-    if not _says_nothing(key, tape) or not have_their_rules([_custom_jvp]):
+    described = _described(tape, key, result)
+    if described is None:
         return None
     keep_functions(tape)
     steps = needed_steps(tape, 1, described)
