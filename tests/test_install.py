@@ -261,6 +261,49 @@ def test_threads_that_install_and_call():
     assert differences(before, snapshot()) == set()
 
 
+OFTEN = """
+import operator
+
+import jax
+import jaxmarshal
+
+x = jax.numpy.arange(12.0).reshape(3, 4)
+
+
+def first(x):
+    return x[0]    # Python specializes this one
+
+
+def hits(call):
+    for _ in range(30):
+        call(x)
+    jaxmarshal.reset_stats()
+    call(x)
+    return jaxmarshal.stats()["getitem"]["hits"]
+
+
+def looked_at():
+    return x.shape    # gives the class of arrays a version, of which Python has a thousand
+
+
+for _ in range(600):
+    with jaxmarshal.installed():
+        looked_at()
+    looked_at()
+first(x)
+result = []
+for _ in range(2):
+    with jaxmarshal.installed():
+        result.append([hits(first), hits(lambda x: operator.getitem(x, 0))])
+    result.append([hits(first)])
+"""
+
+
+def test_installed_often(fresh):
+    """`x[i]` is found anew in code of which Python remembers what it called."""
+    assert fresh(OFTEN) == [[1, 1], [0], [1, 1], [0]]
+
+
 def test_modules_imported_while_installed():
     """A module of JAX that copied the accelerated function gets the original as well."""
     name = "jax._src.a_module_of_this_test"

@@ -72,6 +72,19 @@ static inline unsigned int jm_class_version(PyTypeObject *type) {
     return type->tp_version_tag;
 }
 
+/* Have `x[...]` look its method up anew, after this class got another one. Python does so by itself,
+   but from 3.13 on not for a class that has changed a thousand times: it has no version left then,
+   so that nothing is told of changes. */
+static inline void jm_forget_getitem(PyTypeObject *type) {
+#if PY_VERSION_HEX >= 0x030D0000
+    if (type->tp_flags & Py_TPFLAGS_HEAPTYPE) {
+        ((PyHeapTypeObject *)type)->_spec_cache.getitem = NULL;
+    }
+#else
+    (void)type;
+#endif
+}
+
 /* Where objects keep the value of a member that `__slots__` made, in bytes; -1 for anything else. */
 static inline Py_ssize_t jm_member_offset(PyObject *member) {
     PyMemberDef *found;

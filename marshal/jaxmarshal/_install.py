@@ -350,7 +350,7 @@ def replace(changes: list[Change]) -> None:
         primitive.impl = functions[id(primitive.impl)]
     for holder, attribute, old, new in changes:
         if holder is not None and vars(holder).get(attribute) is old:
-            setattr(holder, attribute, new)
+            _method.set_attribute(holder, attribute, new)
 
 
 def _selected(only: str | Iterable[str] | None) -> list[str]:

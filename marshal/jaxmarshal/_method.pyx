@@ -4,6 +4,7 @@ import functools
 import inspect
 import sys
 from types import FunctionType
+from typing import Any
 
 from cpython.object cimport PyObject, PyTypeObject
 
@@ -12,6 +13,9 @@ cdef extern from *:
     PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
     Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
     PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
+
+cdef extern from "jaxmarshal/compat.h":
+    void jm_forget_getitem(PyTypeObject* type) noexcept
 
 ctypedef int (*fits_function)(Method, Py_ssize_t, PyObject*) noexcept
 
@@ -71,6 +75,13 @@ cdef Method make_method(vectorcallfunc implementation, object reference):
             setattr(method, name, getattr(reference, name))
     vars(method).update(getattr(reference, "__dict__", {}))
     return method
+
+
+def set_attribute(holder: Any, name: str, function: Any) -> None:
+    """Set an attribute of a module or a class, however often that was done before."""
+    setattr(holder, name, function)
+    if isinstance(holder, type):
+        jm_forget_getitem(<PyTypeObject*>holder)
 
 
 # --- Functions that Cython compiled --------------------------------------------------------------
