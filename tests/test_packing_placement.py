@@ -89,6 +89,32 @@ def test_carry(donate):
     assert not any(word in text for word in ("all-gather", "all-to-all", "collective-permute"))
 
 
+@pytest.mark.parametrize("is_spread", [False, True], ids=["one device", "spread"])
+@pytest.mark.parametrize("donate", [False, True], ids=["kept", "donated"])
+@pytest.mark.parametrize(
+    "others", [(), (None,), ((),), (((),),), ({"loss": 1.0},), ((1, 2),), ([],), (2.0,)], ids=repr
+)
+def test_the_other_part(others, donate, is_spread):
+    """Whatever it is, it is not taken for a part of the carry, nor the carry for a pair."""
+    tree = spread(P("x") if is_spread else P(), MESH if is_spread else Mesh(jax.devices()[:1], "x"))
+    others = jax.tree.map(jnp.float32, others)
+
+    def step(tree):
+        after = [x + 1 for x in tree]
+        return (after, *others) if others else after
+
+    for some in (tree, tree[:2], tree[:1], []):
+        fast, plain = carry(step, donate=donate, least=2), jax.jit(step)
+        state, expected = jax.tree.map(jnp.copy, some), some
+        for _ in range(3):
+            result = fast(state)
+            state, *got = result if others else (result,)
+            expected, *wanted = plain(expected) if others else (plain(expected),)
+            assert_same(expected, state.unpack())
+            assert jax.tree.structure(got) == jax.tree.structure(wanted)
+            assert jax.tree.leaves(got) == jax.tree.leaves(wanted)
+
+
 def test_what_stays_loose():
     """Other axes, several axes, typed keys, and meshes whose axes are part of types."""
     explicit = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)

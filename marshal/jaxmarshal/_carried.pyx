@@ -19,6 +19,9 @@ from jaxmarshal import _reference
 cdef extern from *:
     Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
     PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
+    Py_ssize_t Py_REFCNT(PyObject* object) noexcept
+    bint PyObject_GC_IsTracked(PyObject* object) noexcept
+    int PyTuple_SetItem(PyObject* items, Py_ssize_t i, PyObject* item) except -1    # takes the item
 
 cdef enum:
     MOST = 16    # arguments of a call that is made here
@@ -47,6 +50,16 @@ cdef class CarryCall:
 
     def __call__(self, *args, **kwargs):
         return self(*args, **kwargs)    # by `vectorcall`; this is for whoever asks for `__call__`
+
+    def _forget_runs(self):
+        """Have every compiled function be made anew."""
+        self._last_key = self._last_run = None
+        self._runs.clear()
+
+    def _next(self, carried, result):
+        """What the call with it returns, of what its compiled function returned."""
+        Py_INCREF(result)
+        return _made(self, carried, <PyObject*>result)
 
 
 cdef inline Carried _new(object made, object children, object plan, object key):
@@ -79,13 +92,42 @@ cdef int _fails(CarryCall carry, object children) except -1:
     return -1
 
 
-cdef object _made(CarryCall carry, Carried carried, tuple result):
-    """What the call returns, of what its compiled function returned."""
-    cdef tuple rest = <tuple?>result[1]
-    if carry._donate and not _is_traced(<tuple?>result[0]):
+cdef object _made(CarryCall carry, Carried carried, PyObject* result):
+    """What the call returns, of what its compiled function returned, which is taken over.
+
+    That is a tuple of children, or a pair of it and what else the step returned. Where the key
+    names shardings, it is always a pair, with a tuple of what there is as its second part.
+    """
+    cdef tuple both = <tuple?><object>result
+    Py_DECREF(both)
+    cdef tuple children = both
+    cdef bint is_pair = len(both) and type(both[0]) is tuple
+    if is_pair:
+        children = <tuple>both[0]
+    if carry._donate and not _is_traced(children):
         carried._children = None    # whoever uses it from now on is told
-    after = _new(carry._type, result[0], carried._plan, carried._key)
-    return (after, rest[0]) if rest else after
+    after = _new(carry._type, children, carried._plan, carried._key)
+    if not is_pair:
+        return after
+    if type(carried._key) is tuple:
+        return (after, both[1][0]) if both[1] else after
+    # Nobody else knows the pair: it can be used for the result. Collections have to know it.
+    if Py_REFCNT(result) == 1 and PyObject_GC_IsTracked(result):
+        Py_INCREF(after)
+        PyTuple_SetItem(result, 0, <PyObject*>after)
+        return both
+    return after, both[1]
+
+
+cdef inline PyObject* _run_of(CarryCall carry, object key) except? NULL:
+    """Its compiled function for this key, borrowed, or NULL."""
+    cdef PyObject* found
+    if key is carry._last_key:
+        return <PyObject*>carry._last_run
+    found = PyDict_GetItemWithError(carry._runs, key)
+    if found != NULL:
+        carry._last_key, carry._last_run = key, <object>found
+    return found
 
 
 cdef PyObject* _call(PyObject* self, PyObject** args, size_t nargsf, PyObject* names) except? NULL:
@@ -98,7 +140,7 @@ cdef PyObject* _call(PyObject* self, PyObject** args, size_t nargsf, PyObject* n
     if carry._direct and n and count <= MOST and type(<object>args[0]) is carry._type:
         carried = <Carried>args[0]
         if carried._children is not None and carried._key is not None:
-            found = PyDict_GetItemWithError(carry._runs, carried._key)
+            found = _run_of(carry, carried._key)
     if found == NULL:    # the first such call, another kind of call, or an error
         method = carry._any_call
         return PyObject_Vectorcall(<PyObject*>method, args, nargsf, names)
@@ -108,9 +150,7 @@ cdef PyObject* _call(PyObject* self, PyObject** args, size_t nargsf, PyObject* n
     found = PyObject_Vectorcall(<PyObject*>run, given, n, names)
     if found == NULL:
         _fails(carry, children)
-    result = <object>found
-    Py_DECREF(result)
-    made = _made(carry, carried, <tuple?>result)
+    made = _made(carry, carried, found)
     Py_INCREF(made)
     return <PyObject*>made
 

@@ -118,16 +118,11 @@ class Carry(CarryCall):
         key = packed._key or _key_of(packed)
         run, given = self._run_for(key, args, kwargs)
         try:
-            result, rest = run(children, *args, **kwargs) if given is None else run(
-                children, *given
-            )
+            result = run(children, *args, **kwargs) if given is None else run(children, *given)
         except (RuntimeError, ValueError) as error:
             _explain_deleted(children, error)
             raise
-        if self._donate and not (result and isinstance(result[0], _Tracer)):
-            packed._children = None    # whoever uses it from now on is told
-        carried = packed_of(result, packed._plan, key)
-        return (carried, rest[0]) if rest else carried
+        return self._next(packed, result)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is not None:
@@ -145,7 +140,7 @@ class Carry(CarryCall):
     def clear_cache(self) -> None:
         """Drop what was compiled."""
         with self._lock:
-            self._runs.clear()
+            self._forget_runs()
             self._forms.clear()
 
     def __repr__(self) -> str:
@@ -177,11 +172,11 @@ class Carry(CarryCall):
         options = self._options
         how: dict[str, Any] = {}
         if form is None:
-            function = _packing_step(self._step, plan)
+            function = _packing_step(self._step, plan, bool(pinned))
             how["static_argnums"] = options.static_argnums or None
             how["static_argnames"] = options.static_argnames or None
         else:
-            function = _host_step(self._step, plan, form, where, self._statics)
+            function = _host_step(self._step, plan, form, where, self._statics, bool(pinned))
             how["static_argnums"] = tuple(range(3, 3 + statics)) or None
         if options.donate:
             how["donate_argnums"] = 0
@@ -192,8 +187,12 @@ class Carry(CarryCall):
             return self._runs.setdefault(key if form is None else (key, form, where), run)
 
 
-def _packing_step(step: Any, plan: Plan) -> Callable[..., Any]:
-    """The function that is compiled: children of a `Packed` in; children and the rest out."""
+def _packing_step(step: Any, plan: Plan, always_pair: bool) -> Callable[..., Any]:
+    """The function that is compiled: children of a `Packed` in, and out.
+
+    It returns the children alone, or a pair of them and what else the step returned; with
+    `always_pair`, for which `out_shardings` can be written, a pair of them and a tuple of that.
+    """
 
     @functools.wraps(step)
     def packing_step(children: Any, *args: Any, **kwargs: Any) -> Any:
@@ -205,16 +204,19 @@ def _packing_step(step: Any, plan: Plan) -> Callable[..., Any]:
         leaves, rest = agreed(plan, given, out)
         groups = [[leaves[i] for i in group] for group in plan.groups]
         buffers = _forms.join(groups, _forms.parts_in(plan.pieces))
-        return plan.children(leaves, buffers), rest
+        after = plan.children(leaves, buffers)
+        if always_pair:
+            return after, rest
+        return (after, *rest) if rest else after
 
     return packing_step
 
 
 def _host_step(
-    step: Any, plan: Plan, form: Form, where: Any, which: Statics
+    step: Any, plan: Plan, form: Form, where: Any, which: Statics, always_pair: bool
 ) -> Callable[..., Any]:
     """The same, with the other arguments made of words, other leaves and static arguments."""
-    inner = _packing_step(step, plan)
+    inner = _packing_step(step, plan, always_pair)
 
     def packing_step(children: Any, words: Any, others: Any, *statics: Any) -> Any:
         args, kwargs = which.together(form.scatter(words, others), statics, where)
