@@ -18,7 +18,7 @@ from jaxmarshal.packing._agree import agreed
 from jaxmarshal.packing._groups import HOST_TYPES, LEAST, THRESHOLD, flat_sharding
 from jaxmarshal.packing._host import Form, Forms, Statics
 from jaxmarshal.packing._named import completed, positional
-from jaxmarshal.packing._packed import Packed, children_of, pack, packed_of
+from jaxmarshal.packing._packed import Packed, children_of, pack
 from jaxmarshal.packing._plan import Plan
 
 _Tracer = jax.core.Tracer
