@@ -72,6 +72,25 @@ static inline unsigned int jm_class_version(PyTypeObject *type) {
     return type->tp_version_tag;
 }
 
+/* Have a function, of Python or of jaxlib, be called by another pointer; returns the last one. Python
+   forgets what it has specialized on the function, and inlines no call of it meanwhile (3.11 does
+   where code names the function itself; what C calls goes by the pointer in all versions). */
+static inline vectorcallfunc jm_swap_vectorcall(PyObject *function, vectorcallfunc call) {
+    vectorcallfunc *place =
+        (vectorcallfunc *)((char *)function + Py_TYPE(function)->tp_vectorcall_offset);
+    vectorcallfunc before = *place;
+    if (PyFunction_Check(function)) {
+#if PY_VERSION_HEX >= 0x030C0000
+        PyFunction_SetVectorcall((PyFunctionObject *)function, call);
+        return before;
+#else
+        ((PyFunctionObject *)function)->func_version = 0;
+#endif
+    }
+    *place = call;
+    return before;
+}
+
 /* Have `x[...]` look its method up anew, after this class got another one. Python does so by itself,
    but from 3.13 on not for a class that has changed a thousand times: it has no version left then,
    so that nothing is told of changes. */

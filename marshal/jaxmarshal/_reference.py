@@ -61,6 +61,8 @@ unknown_fields: dict[str, tuple[str, ...]] = {}
 #: Capability flag -> the names, in the form of `missing`, for want of which it is off.
 lacking: dict[str, tuple[str, ...]] = {}
 
+_HAS_VECTORCALL = 1 << 11    # of a type's flags
+
 
 class _Missing:
     """Stands for a name that is not there while this module is imported; None afterwards."""
@@ -82,6 +84,20 @@ def _lookup(module: str, name: str) -> Any:
         missing[f"{module}.{name}"] = str(error)
         return _Missing(f"{module}.{name}")
     return obj
+
+
+def _called_by_pointer(owner: Any, names: str = "") -> Any:
+    """An object that was looked up, or what these names lead to: a function that holds the pointer
+    by which it is called; or a _Missing.
+    """
+    found = owner
+    for name in names.split(".") if names and not isinstance(owner, _Missing) else ():
+        found = getattr(found, name, None)
+    if isinstance(found, _Missing) or type(found).__flags__ & _HAS_VECTORCALL:
+        return found
+    name = f"{owner.__module__}.{owner.__name__}.{names}".rstrip(".")
+    missing[name] = "not a function that holds a pointer by which it is called"
+    return _Missing(name)
 
 
 def lookup_quietly(module: str, name: str) -> Any:
@@ -300,7 +316,14 @@ jnp_asarray = jnp.asarray
 jnp_array = jnp.array
 array_getitem = ArrayImpl if isinstance(ArrayImpl, _Missing) else ArrayImpl.__getitem__
 aval_mappings = _lookup("jax._src.core", "pytype_aval_mappings")
-array_value = vars(ArrayImpl).get("_value") if ArrayImpl else None
+buffer_to_dlpack = _lookup("jaxlib._jax", "buffer_to_dlpack_managed_tensor")
+#: What hands out the elements of an array: through the first of them go Python's conversions and
+#: `__array__`, through the last one `__dlpack__`. (The buffer protocol is another way.)
+array_readers = (
+    _called_by_pointer(ArrayImpl, "_value.fget"),
+    _called_by_pointer(ArrayImpl, "unsafe_buffer_pointer"),
+    _called_by_pointer(buffer_to_dlpack),
+)
 canonicalize_dtype = _lookup("jax._src.dtypes", "canonicalize_dtype")
 jax_dtypes = _lookup("jax._src.dtypes", "_jax_dtype_set")
 enable_x64 = _lookup("jax._src.config", "enable_x64")
@@ -519,7 +542,7 @@ HAVE_EAGER: bool = _have(
 HAVE_REPLAY: bool = _have(
     "HAVE_REPLAY", array_getitem, PRNGKeyArray, IndexUpdateRef, custom_jvp, custom_jvp_call,
     custom_jvp_primitive, ufunc, ufunc_call, check_tracer_leaks, convert_primitive,
-    *numpy_key_states, *function_rules,
+    *array_readers, *numpy_key_states, *function_rules,
     flags=("HAVE_EAGER",),
 )
 HAVE_LAYOUT_PROBE: bool = _have(

@@ -17,12 +17,11 @@ from jaxmarshal._errors cimport propagate
 from jaxmarshal._call cimport StaticRule
 from jaxmarshal._jit_context cimport operation_context
 from jaxmarshal._jit_plans cimport JitPlans, plans_of_jitted
-from jaxmarshal._method cimport PyObject_Vectorcall
+from jaxmarshal._method cimport PyObject_Vectorcall, vectorcallfunc
 from jaxmarshal._replay_key cimport is_own_impl
 from jaxmarshal._rules cimport (
     BY_OTHERS, attributes_of, binds_as_jax_has_it, has_attributes, implementation_of, is_ordinary
 )
-from jaxmarshal._rules import put_in_place_of
 from jaxmarshal._scalars cimport narrows_silently
 from jaxmarshal._stats cimport TRACE
 
@@ -31,6 +30,7 @@ from jaxmarshal import _reference
 cdef extern from "jaxmarshal/compat.h":
     ctypedef int (*getbufferproc)(PyObject*, Py_buffer*, int) noexcept
     getbufferproc* jm_buffer_slot(PyTypeObject* cls) noexcept
+    vectorcallfunc jm_swap_vectorcall(PyObject* function, vectorcallfunc call) noexcept
 
 cdef extern from *:
     unsigned long PyThread_get_thread_ident() noexcept
@@ -368,9 +368,14 @@ cdef bint have_their_rules(list primitives) except -1:
 
 # --- Reads ---------------------------------------------------------------------------------------
 
+cdef enum:
+    READERS = 3
+
 cdef object _array_type = _reference.ArrayImpl
-cdef object _value_attribute = _reference.array_value
+cdef tuple _readers = _reference.array_readers if _reference.HAVE_REPLAY else ()
+cdef vectorcallfunc _read[READERS]       # what each is called by, while there is a tape
 cdef getbufferproc _get_buffer = NULL    # that of the reference's arrays, while there is a tape
+assert len(_readers) <= READERS
 
 
 cdef void _note_read() noexcept:
@@ -384,50 +389,35 @@ cdef int _noted_get_buffer(PyObject* array, Py_buffer* view, int flags) noexcept
     return _get_buffer(array, view, flags)
 
 
-def _noted_value(array):
-    """`ArrayImpl._value`, through which Python's conversions and `__array__` go."""
+cdef PyObject* _noted_read(
+    PyObject* reader, PyObject** args, size_t nargsf, PyObject* names
+) noexcept:
+    cdef Py_ssize_t i = 0
     _note_read()
-    return _value_attribute.__get__(array)
-
-
-_noted_attribute = property(_noted_value)
-put_in_place_of(_value_attribute, _noted_attribute)
-
-
-def _noting(method):
-    def noting(*args, **kwargs):
-        _note_read()
-        return method(*args, **kwargs)
-
-    put_in_place_of(method, noting)
-    return noting
-
-
-# Methods that hand the elements to others: name -> (the reference's, what notes that).
-cdef dict _handing_on = {
-    name: (vars(_array_type)[name], _noting(vars(_array_type)[name]))
-    for name in ("__dlpack__", "unsafe_buffer_pointer")
-    if _reference.HAVE_REPLAY and callable(vars(_array_type).get(name))
-}
+    while <PyObject*>_readers[i] != reader:
+        i += 1
+    return _read[i](reader, args, nargsf, names)
 
 
 cdef int _watch_reads(bint on) except -1:
-    """Hear of whoever looks at the elements of an array, or stop to."""
+    """Hear of whoever looks at the elements of an array, or stop to.
+
+    The class of arrays stays as it is: Python 3.13 lets a class change a thousand times, and looks
+    up everything anew in one that has changed more often.
+    """
     global _get_buffer
+    cdef Py_ssize_t i
     cdef getbufferproc* slot = jm_buffer_slot(<PyTypeObject*>_array_type)
-    for name, (method, noting) in _handing_on.items():
-        if vars(_array_type)[name] is (method if on else noting):
-            setattr(_array_type, name, noting if on else method)
-    if on:
-        _array_type._value = _noted_attribute
-        if slot != NULL and slot[0] != NULL:
-            _get_buffer = slot[0]
-            slot[0] = _noted_get_buffer
-        return 0
-    if slot != NULL and slot[0] == _noted_get_buffer:
+    for i in range(len(_readers)):
+        if on:
+            _read[i] = jm_swap_vectorcall(<PyObject*>_readers[i], <vectorcallfunc>_noted_read)
+        else:
+            jm_swap_vectorcall(<PyObject*>_readers[i], _read[i])
+    if on and slot != NULL and slot[0] != NULL:
+        _get_buffer = slot[0]
+        slot[0] = _noted_get_buffer
+    elif slot != NULL and slot[0] == _noted_get_buffer:
         slot[0] = _get_buffer
-    if vars(_array_type)["_value"] is _noted_attribute:
-        _array_type._value = _value_attribute
     return 0
 
 
