@@ -54,6 +54,13 @@ def functions(read=lambda: 1.0):
     }
 
 
+def jitted(read=lambda: 1.0):
+    """The same, jitted: then JAX knows the jitted function."""
+    return {name: jax.jit(function) for name, function in functions(read).items()}
+
+
+KINDS = pytest.mark.parametrize("make", [functions, jitted], ids=["plain", "jitted"])
+
 CALLS = {
     "cond": lambda f, x: lax.cond(x[0] > 0, f["double"], f["less"], x),
     "cond of a bool": lambda f, x: lax.cond(True, f["double"], f["less"], x),
@@ -87,11 +94,12 @@ def both(name, make, arguments, change=lambda i: None):
         assert found == run(name, make, arguments, change)
 
 
+@KINDS
 @pytest.mark.parametrize("name", CALLS)
-def test_other_elements(name):
+def test_other_elements(name, make):
     """They are recorded once; then every call is fast, whatever its elements are."""
-    both(name, functions, [array(i) for i in range(9)])
-    made = functions()
+    both(name, make, [array(i) for i in range(9)])
+    made = make()
     for i in range(4):
         CALLS[name](made, array(i))
     before = hits()
@@ -100,16 +108,18 @@ def test_other_elements(name):
     assert hits() == before + (name != "fori_loop up to an array")
 
 
+@KINDS
 @pytest.mark.parametrize("name", CALLS)
-def test_other_arguments(name):
+def test_other_arguments(name, make):
     """Of another shape, dtype, weak type or placement."""
     x = array(1)
     others = [x, array(1, (6,)), x.astype(jnp.float16), x, jax.device_put(x, jax.devices()[1])]
-    both(name, functions, [other for other in others for _ in range(4)])
+    both(name, make, [other for other in others for _ in range(4)])
 
 
+@KINDS
 @pytest.mark.parametrize("name", CALLS)
-def test_what_functions_read(name):
+def test_what_functions_read(name, make):
     """It is read when JAX traces them, and in no other call; afresh where everything is cleared."""
     state = [0.0]
 
@@ -118,12 +128,31 @@ def test_what_functions_read(name):
         if i == 8:
             jax.clear_caches()
 
-    both(name, lambda: functions(lambda: state[0]), [array(1)] * 12, change)
+    both(name, lambda: make(lambda: state[0]), [array(1)] * 12, change)
 
 
 @pytest.mark.parametrize("name", CALLS)
+def test_what_was_jitted_is_cleared(name):
+    """Of one of the functions alone: JAX's control flow does not hear of it, nor are others traced."""
+    state, made = [0.0], []
+
+    def make():
+        made[:] = [jitted(lambda: state[0])]
+        return made[0]
+
+    def change(i):
+        state[0] = float(i // 2)
+        if i in (5, 8):
+            for function in made[0].values():
+                function.clear_cache()
+
+    both(name, make, [array(1)] * 12, change)
+
+
+@KINDS
+@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("kind", ["jax", "numpy", "numpy scalar", "numpy of no dimension"])
-def test_arrays_that_functions_hold(name, kind):
+def test_arrays_that_functions_hold(name, kind, make):
     """Trap 17: an array of theirs is theirs; numpy's are edited in place."""
     held = {
         "jax": array(7), "numpy": np.ones(4, np.float32), "numpy scalar": np.float32(3),
@@ -134,21 +163,22 @@ def test_arrays_that_functions_hold(name, kind):
         if isinstance(held, np.ndarray):
             held[...] = i
 
-    both(name, lambda: functions(lambda: held[0] if kind == "jax" else held.sum()), [array(1)] * 8)
-    both(name, lambda: functions(lambda: held), [array(1)] * 8, change)
+    both(name, lambda: make(lambda: held[0] if kind == "jax" else held.sum()), [array(1)] * 8)
+    both(name, lambda: make(lambda: held), [array(1)] * 8, change)
 
 
+@KINDS
 @pytest.mark.parametrize("name", ["cond", "scan", "while_loop", "fori_loop"])
-def test_functions_are_not_kept(name):
+def test_functions_are_not_kept(name, make):
     """Trap 17: nor what they hold; and another function may come to lie where one was."""
     gone = []
     for i in range(6):
         held = array(i)
-        made = functions(lambda held=held: held[0])
+        made = make(lambda held=held: held[0])
         for _ in range(4):
             found = CALLS[name](made, array(1))
         with jaxmarshal.uninstalled():
-            expected = CALLS[name](functions(lambda held=held: held[0]), array(1))
+            expected = CALLS[name](make(lambda held=held: held[0]), array(1))
         assert jax.tree.map(np.array_equal, found, expected)
         gone += [weakref.ref(held), *map(weakref.ref, made.values())]
         del held, made

@@ -34,6 +34,7 @@ cdef frozenset _own_impl_names = _reference.prng_impl_names
 cdef dict _all_impls = _reference.all_prng_impls
 cdef object _update_type = _reference.IndexUpdateRef
 cdef object _device_type = _reference.Device
+cdef object _jitted_type = _reference.PjitFunction
 
 cdef long long TOO_LARGE = <long long>1 << 31    # for an int of 32 bits
 
@@ -169,7 +170,7 @@ cdef object _part(object arg, Sources* sources, int* reason):
     cls = type(arg)
     if cls is _device_type:
         return arg    # each is there once
-    if cls is FunctionType and sources.with_functions:
+    if sources.with_functions and (cls is FunctionType or cls is _jitted_type):
         return weakref.ref(arg)    # those of live functions are equal if the functions are the same
     if cls is str:
         if arg in _all_impls and arg not in _own_impl_names:
