@@ -187,6 +187,17 @@ def test_functions_are_not_kept(name, make):
     assert [ref() for ref in gone if ref() is not None] == []
 
 
+def test_functions_of_jax():
+    """JAX has jitted some of them, and makes others objects of a class of its own."""
+    branches = [jnp.sin, jnp.negative, jnp.abs, jnp.exp2]
+    for i in range(24):
+        x, chosen = array(i), branches[i % 4 :] + branches[: i % 4]
+        found = observe(lambda x, f=chosen: lax.switch(1, f, x), x)
+        with jaxmarshal.uninstalled():
+            assert found == observe(lambda x, f=chosen: lax.switch(1, f, x), x)
+    assert hits() >= 12
+
+
 def test_functions_of_each_call():
     """A function that is new in every call is traced in every call, as in JAX."""
     traced = []

@@ -35,6 +35,11 @@ cdef dict _all_impls = _reference.all_prng_impls
 cdef object _update_type = _reference.IndexUpdateRef
 cdef object _device_type = _reference.Device
 cdef object _jitted_type = _reference.PjitFunction
+# Functions of the reference that are neither: they stay, and their class compares them by value.
+cdef frozenset _own_ufuncs = frozenset([
+    id(value) for value in vars(_reference.jnp).values()
+    if _reference.HAVE_REPLAY and type(value) is _reference.ufunc
+])
 
 cdef long long TOO_LARGE = <long long>1 << 31    # for an int of 32 bits
 
@@ -172,6 +177,8 @@ cdef object _part(object arg, Sources* sources, int* reason):
         return arg    # each is there once
     if sources.with_functions and (cls is FunctionType or cls is _jitted_type):
         return weakref.ref(arg)    # those of live functions are equal if the functions are the same
+    if sources.with_functions and id(arg) in _own_ufuncs:
+        return ("ufunc", id(arg))
     if cls is str:
         if arg in _all_impls and arg not in _own_impl_names:
             reason[0] = OPTIONS    # as above
@@ -237,7 +244,7 @@ cdef list _numbers_of(tuple part):
         return [value]
     if part and part[0] == "complex":
         return [complex(*[_numbers_of(("float", item))[0] for item in part[1:]])]
-    if part and (part[0] in ("dtype", "again", "key") or isinstance(part[0], type)):
+    if part and (part[0] in ("dtype", "again", "key", "ufunc") or isinstance(part[0], type)):
         return []    # those of a shape are none
     return numbers_in(part)
 
