@@ -60,6 +60,16 @@ static inline uint64_t jm_dict_version(PyObject *dict) {
 }
 #endif
 
+/* The same of the dict of an ordinary object; 0 says nothing. */
+static inline uint64_t jm_object_dict_version(PyObject *dict) {
+#if PY_VERSION_HEX < 0x030D0000
+    return jm_dict_version(dict);
+#else
+    (void)dict;
+    return 0;
+#endif
+}
+
 /* The dict of a class, borrowed: classes made at run time keep it as long as they live. */
 static inline PyObject *jm_class_dict(PyTypeObject *type) { return type->tp_dict; }
 

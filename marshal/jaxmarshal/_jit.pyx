@@ -48,6 +48,9 @@ cdef extern from "jaxmarshal/jitted.h":
 # As their callers see them; see `_errors`.
 ctypedef PyObject* (*try_function)(Plans, StaticRule, Context, Call*, int*) noexcept
 ctypedef PyObject* (*call_function)(PyObject*, PyObject**, size_t, PyObject*) noexcept
+ctypedef PyObject* (*known_function)(
+    PyObject*, PyObject**, size_t, PyObject*, Context
+) noexcept
 ctypedef PyObject* (*record_function)(
     PyObject*, vectorcallfunc, JitPlans, Context, Call*, int, int
 ) noexcept
@@ -114,6 +117,25 @@ cdef inline Entry* _counts(PyObject* self, JitPlans plans) except NULL:
     return plans.counts
 
 
+cdef inline PyObject* _fitting(
+    PyObject* self, JitPlans plans, Context context, PyObject** args, size_t nargsf,
+    PyObject* names, Call* call, int* reason
+) except? NULL:
+    """The result by a plan that fits; or NULL, with an error or without one."""
+    cdef PyObject* result
+    describe(call, args, PyVectorcall_NARGS(nargsf), names, jit_context)
+    call.entry = _entry
+    reason[0] = NOT_RECORDED
+    if not plans.plans:
+        return NULL
+    result = (<try_function>try_plans)(plans, plans.rule, context, call, reason)
+    if result == NULL:
+        return NULL
+    count_hit_of(_entry, plans.counts)
+    it_fitted(plans)
+    return _noted(self, args, nargsf, names, result)
+
+
 cdef PyObject* _call(
     PyObject* self, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
@@ -138,17 +160,10 @@ cdef PyObject* _call(
     if context is None:
         count_miss_of(_entry, _counts(self, plans), reason)
         return _call_reference(self, args, nargsf, names)
-    describe(&call, args, PyVectorcall_NARGS(nargsf), names, jit_context)
-    call.entry = _entry
-    reason = NOT_RECORDED
+    result = _fitting(self, plans, context, args, nargsf, names, &call, &reason)
+    if result != NULL:
+        return result
     if plans.plans:
-        result = (<try_function>try_plans)(
-            plans, plans.rule, context, &call, &reason
-        )
-        if result != NULL:
-            count_hit_of(_entry, plans.counts)
-            it_fitted(plans)
-            return _noted(self, args, nargsf, names, result)
         if PyErr_Occurred() != NULL:
             return NULL
         if not is_asked():
@@ -165,6 +180,25 @@ cdef PyObject* _call(
         self, _reference_call, plans, context, &call, _entry, reason
     )
     return _noted(self, args, nargsf, names, result)
+
+
+cdef PyObject* _call_in_context(
+    PyObject* self, PyObject** args, size_t nargsf, PyObject* names, Context context
+) except? NULL:
+    """The same for who has just found out the context: nothing of the program's ran since."""
+    cdef JitPlans plans = plans_of_jitted(<object>self)
+    cdef Call call
+    cdef PyObject* result
+    cdef int reason
+    if plans is not None and not plans.skip and not is_asked() and words_are_vouched_for():
+        result = _fitting(self, plans, context, args, nargsf, names, &call, &reason)
+        if result != NULL or plans.plans and PyErr_Occurred() != NULL:
+            return result
+    return _call(self, args, nargsf, names)
+
+
+_tape.accelerated_call = <vectorcallfunc>_call
+_tape.call_in_context = <known_function>_call_in_context
 
 
 def call_jitted(function, args, kwargs):

@@ -455,13 +455,13 @@ cdef int _offer(Play play, PyObject** values, Py_ssize_t count) except -1:
     return 0
 
 
-cdef object _take_steps(Play play, PyObject** functions, Sources* sources):
+cdef object _take_steps(Play play, PyObject** functions, Sources* sources, Context context):
     cdef PyObject* values[MOST_VALUES]
     cdef Py_ssize_t i, count = sources.count
     memcpy(values, sources.items, count * sizeof(PyObject*))
     try:
         for i in range(len(play.steps)):
-            take_step(<Step>play.steps[i], functions[i], values, &count)
+            take_step(<Step>play.steps[i], functions[i], values, &count, context)
         if play.left and _uses_fused:
             play.left -= 1
             if not play.left:
@@ -471,12 +471,14 @@ cdef object _take_steps(Play play, PyObject** functions, Sources* sources):
         _release(values + sources.count, count - sources.count)
 
 
-cdef object _perform(Row row, Play play, PyObject** functions, Sources* sources):
+cdef object _perform(
+    Row row, Play play, PyObject** functions, Sources* sources, Context context
+):
     """The result, or None, as no function that is replayed returns that."""
     decided_to_hit(row.entry)
     enter()
     try:
-        return _take_steps(play, functions, sources)
+        return _take_steps(play, functions, sources, context)
     except Exception:
         return None    # the reference says what is wrong
     finally:
@@ -519,7 +521,7 @@ cdef bint _can_cast(Play play, Sources* sources) except -1:
     return True
 
 
-cdef object _replayed(Row row, Replay replay, Sources* sources):
+cdef object _replayed(Row row, Replay replay, Sources* sources, Context context):
     """The result, or None where the steps cannot be taken."""
     cdef PyObject* functions[MOST_VALUES]
     cdef Play play = find_play(replay, sources), taken
@@ -535,7 +537,7 @@ cdef object _replayed(Row row, Replay replay, Sources* sources):
             replay.seen = replay.wait    # that it can be kept is known
         return None
     try:
-        result = _perform(row, taken, functions, sources)
+        result = _perform(row, taken, functions, sources, context)
     finally:
         _release(functions, len(taken.steps))
     if result is None:
@@ -554,7 +556,7 @@ cdef object _replayed_index(Row row, Context context, PyObject** args):
     if found is None:
         return None
     _sources_with_index(&sources, args)
-    return _replayed(row, <Replay>found, &sources)
+    return _replayed(row, <Replay>found, &sources, context)
 
 
 cdef void _count_missed(Row row) noexcept:
@@ -635,7 +637,7 @@ cdef object _call(
     row.failed = False
     found = context.replays.get(<object>key[0])
     if found is not None:
-        result = _replayed(row, <Replay>found, sources)
+        result = _replayed(row, <Replay>found, sources, context)
         if result is not None:
             return result
     is_index = _is_index(row, args, n, names)

@@ -12,6 +12,7 @@ from cpython.object cimport PyObject
 
 cdef extern from "jaxmarshal/compat.h":
     uint64_t jm_dict_version(PyObject* dictionary) noexcept
+    uint64_t jm_object_dict_version(PyObject* dictionary) noexcept
 
 cdef class Rules:
     cdef Py_ssize_t count
@@ -49,6 +50,7 @@ cdef Rules placement_rules
 cdef class Attributes:
     cdef tuple names     # all of them, interned, in their order
     cdef tuple values    # owned, where they count; a placeholder for others
+    cdef uint64_t version    # of their dict when they were compared the last time, or 0
 
 # Those of a primitive now, or None where they are such that only the reference can run it.
 # Those with programs among their parameters are such, unless it is always the same program.

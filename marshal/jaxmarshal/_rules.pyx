@@ -170,6 +170,9 @@ cdef bint has_attributes(object prim, Attributes attributes) except -1:
     cdef Py_ssize_t i, position = 0
     cdef PyObject* name
     cdef PyObject* value
+    cdef uint64_t version = jm_object_dict_version(<PyObject*>own)
+    if version and version == attributes.version:
+        return True
     if len(own) != len(attributes.names):
         return False
     for i in range(len(attributes.names)):
@@ -177,6 +180,7 @@ cdef bint has_attributes(object prim, Attributes attributes) except -1:
             return False
         if value != values[i] and values[i] != <PyObject*>_any:
             return False
+    attributes.version = version
     return True
 
 

@@ -8,6 +8,7 @@ it came from breaks the tape.
 from cpython.object cimport PyObject
 
 from jaxmarshal._context cimport Context
+from jaxmarshal._method cimport vectorcallfunc
 
 cdef class Tape:
     cdef unsigned long thread
@@ -97,10 +98,17 @@ cdef object describe_result(Tape tape, object result)
 # The object itself, from the values of this call.
 cdef object fill(object described, PyObject** values)
 
-# Take a step, and add its results to the values, owned; `count` is how many there are.
+# Take a step, and add its results to the values, owned; `count` is how many there are. The context
+# is that of this very moment, which is not found out anew.
 cdef int take_step(
-    Step step, PyObject* function, PyObject** values, Py_ssize_t* count
+    Step step, PyObject* function, PyObject** values, Py_ssize_t* count, Context context
 ) except -1
+
+# What accelerated functions are called by, and what calls one in a known context; set by `_jit`.
+cdef vectorcallfunc accelerated_call
+cdef PyObject* (*call_in_context)(
+    PyObject* function, PyObject** args, size_t nargsf, PyObject* names, Context context
+) noexcept
 
 # Take the results of steps that depend on no source as constants, but for what the described result
 # is made of: that has to be new in every call.

@@ -34,6 +34,7 @@ cdef extern from "jaxmarshal/compat.h":
 
 cdef extern from *:
     unsigned long PyThread_get_thread_ident() noexcept
+    vectorcallfunc PyVectorcall_Function(PyObject* function) noexcept
     Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
 
 cdef extern from "jaxmarshal/containers.h":
@@ -519,8 +520,16 @@ cdef int _keep_results(
     return 0
 
 
+cdef inline PyObject* _call(
+    PyObject* function, PyObject** args, Py_ssize_t n, PyObject* names, Context context
+) noexcept:
+    if PyVectorcall_Function(function) == accelerated_call:
+        return call_in_context(function, args, n, names, context)
+    return PyObject_Vectorcall(function, args, n, names)
+
+
 cdef int take_step(
-    Step step, PyObject* function, PyObject** values, Py_ssize_t* count
+    Step step, PyObject* function, PyObject** values, Py_ssize_t* count, Context context
 ) except -1:
     cdef Py_ssize_t i, n = len(step.args)
     cdef PyObject* args[MOST_ARGS]
@@ -534,10 +543,10 @@ cdef int take_step(
     if step.is_plain:
         for i in range(len(step.args)):
             args[i] = constants[i] if step.values[i] < 0 else values[step.values[i]]
-        result = PyObject_Vectorcall(function, args, n, names)
+        result = _call(function, args, n, names, context)
     else:
         filled = tuple([fill(arg, values) for arg in step.args])
-        result = PyObject_Vectorcall(function, jm_tuple_items(filled), n, names)
+        result = _call(function, jm_tuple_items(filled), n, names, context)
     if result == NULL:
         propagate()
     return _keep_results(step, result, values, count)
