@@ -133,7 +133,7 @@ def test_what_functions_read(name, make):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_what_was_jitted_is_cleared(name):
-    """Of one of the functions alone: JAX's control flow does not hear of it, nor are others traced."""
+    """Of one function alone: JAX's control flow does not hear of it, nor are others traced."""
     state, made = [0.0], []
 
     def make():
