@@ -142,6 +142,57 @@ def test_other_operands(name):
     same(call, (x, y))
 
 
+#: Host data as operands, by a seed, and are they handed on as they are?
+HOST_DATA = {
+    "numpy": (lambda s: np.random.default_rng(s).normal(size=(3, 4)).astype(np.float32), True),
+    "a row": (lambda s: np.full(4, s, np.float32), True),
+    "ints": (lambda s: np.full((3, 4), s), True),
+    "small ints": (lambda s: np.full((3, 4), s, np.int8), True),
+    "bools": (lambda s: np.arange(12).reshape(3, 4) % (s + 2) == 0, True),
+    "every other": (lambda s: np.arange(24, dtype=np.float32).reshape(3, 8)[:, ::2] + s, True),
+    "backwards": (lambda s: (np.arange(12, dtype=np.float32).reshape(3, 4) + s)[::-1], True),
+    "by columns": (lambda s: np.asfortranarray(np.full((3, 4), s, np.float32)), True),
+    "of no dimension": (lambda s: np.array(s, np.float32), True),
+    "a scalar": (lambda s: np.float32(s), True),
+    "an int scalar": (lambda s: np.int32(s), True),
+    "64 bits": (lambda s: np.full((3, 4), 10.0 ** (80 * s % 320)), False),
+    "a scalar of 64 bits": (lambda s: np.float64(s), False),
+    "a bool scalar": (lambda s: np.bool_(s % 2), False),
+    "the other byte order": (lambda s: np.full((3, 4), s, ">f4"), False),
+    "objects": (lambda s: np.full((3, 4), s, object), False),
+}
+
+
+@pytest.mark.parametrize("data", HOST_DATA)
+@pytest.mark.parametrize("name", ["add", "reversed sub", "mul", "xor", "pow", "eq"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.errors("xor")
+def test_host_data(name, data, dtype):
+    """Of operands that are no arrays of JAX's, dtype and shape decide; of exponents, the value."""
+    call, x = BINARY[name], array(1, dtype=dtype)
+    make, is_fast = HOST_DATA[data]
+    for i in range(6):
+        same(call, (x, make(i)))
+    before = hits()
+    edited = make(3)
+    for i in range(6):
+        same(call, (x, make(i)))
+        same(call, (x, edited))
+        if isinstance(edited, np.ndarray):
+            edited[...] = make(i)    # before the next call
+    found = hits() - before
+    if name == "eq":
+        assert found == 0
+    elif name != "xor" and name != "pow":    # floats are no operands of the one
+        assert found == 12 if is_fast else found in (0, 12)
+    for other in HOST_DATA:
+        same(call, (x, HOST_DATA[other][0](1)))
+    for context in CONTEXTS.values():
+        same(call, (x, make(1)), context)
+        same(call, (jax.device_put(x, jax.devices()[1]), make(2)), context)
+
+
 @pytest.mark.parametrize("name", sorted(FAST_WITH_NUMBERS))
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_numbers_that_change(name, dtype):

@@ -123,6 +123,9 @@ _NUMBER_OPERATORS = (
     "truediv", "rtruediv", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge",
 )
 
+#: Those that decide by the elements of what is no array: by a small integer as exponent.
+_BY_VALUE = ("__pow__", "__rpow__")
+
 #: How programs write them.
 _SYMBOLS = {
     "__add__": "+", "__sub__": "-", "__mul__": "*", "__truediv__": "/", "__floordiv__": "//",
@@ -200,11 +203,13 @@ def methods() -> list[tuple[type, str, Any, Any]]:
     places = [(_reference.IndexUpdateRef, name, None) for name in _UPDATES]
     places += [(array, name, None) for name in _METHODS]
     places += [(array, f"__{name}__", None) for name in _OPERATORS]
+    operators = {f"__{name}__" for name in _OPERATORS}.difference(_BY_VALUE)
     places += [(array, f"__{name}__", _NUMBER) for name in _NUMBER_OPERATORS]
     found = [(cls, name, vars(cls).get(name), number) for cls, name, number in places]
     made = [
         (cls, name, method, _replay.make_row(
-            "functions", method, number, written=name_of(method, cls, name)
+            "functions", method, number, written=name_of(method, cls, name),
+            host=_replay.HOST_AS_OPERAND if name in operators else 0,
         ))
         for cls, name, method, number in found
         if type(method) is FunctionType

@@ -16,6 +16,7 @@ class Number:
 
 HOST_ITSELF: int
 HOST_OR_ITEMS: int
+HOST_AS_OPERAND: int
 
 def make_row(
     entry: str,

@@ -31,8 +31,8 @@ from jaxmarshal._plays cimport (
     keep_play, make_replay, play_of, words_of
 )
 from jaxmarshal._replay_key cimport (
-    HOST, HOST_ARRAYS, NO_HOST, HostData, Sources, has_own_default_impl, key_of, numbers_in,
-    release_sources, states_now
+    HOST, HOST_ARRAYS, HOST_OPERAND, NO_HOST, HostData, Sources, has_own_default_impl, key_of,
+    numbers_in, release_sources, states_now
 )
 from jaxmarshal._rules cimport attributes_of, function_rules, is_untouched, placement_rules
 from jaxmarshal cimport _tape
@@ -803,7 +803,7 @@ cdef PyObject* _call_method(
     return (<row_function>call_row)(<Row>(<Method>method).inner, args, nargsf, names)
 
 
-HOST_ITSELF, HOST_OR_ITEMS = HOST, HOST_ARRAYS
+HOST_ITSELF, HOST_OR_ITEMS, HOST_AS_OPERAND = HOST, HOST_ARRAYS, HOST_OPERAND
 
 
 def make_row(
@@ -819,8 +819,9 @@ def make_row(
       left_with: the name of an argument by which users' code may be called; or None.
       written: how programs write it, if it shares its entry point with others; or None.
       with_functions: whether it takes functions, and traces each once for each kind of arguments.
-      host: whether its first argument may be host data, of which it decides by no more than dtype
-        and shape: `HOST_ITSELF`, `HOST_OR_ITEMS`.
+      host: whether its first argument, or the second one of an operator, may be host data, of which
+        it decides by no more than dtype and shape: `HOST_ITSELF`, `HOST_OR_ITEMS`,
+        `HOST_AS_OPERAND`.
     """
     cdef Method method
     cdef Row row

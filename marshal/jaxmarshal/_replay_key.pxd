@@ -5,16 +5,17 @@ from cpython.object cimport PyObject
 cdef enum:
     MOST_SOURCES = 66    # of a call: a list, and two more
 
-# What the first argument of a call may be besides.
+# What an argument of a call may be besides: the first one, but for an operand.
 cdef enum HostData:
     NO_HOST
     HOST          # a numpy array or scalar itself
     HOST_ARRAYS   # numpy arrays with dimensions: itself, or items of a list or tuple
+    HOST_OPERAND  # the second argument: a numpy array or scalar itself
 
 # The arrays and typed keys among the arguments of a call, and host data, each once; owned.
 ctypedef struct Sources:
     bint with_functions    # may functions be arguments, which are known by their identity?
-    HostData host          # may the first argument be host data, of which it holds dtype and shape?
+    HostData host          # may an argument be host data, of which it holds dtype and shape?
     Py_ssize_t count
     PyObject* items[MOST_SOURCES]
 

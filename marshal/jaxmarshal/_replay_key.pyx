@@ -122,7 +122,7 @@ cdef object _items_part(str tag, object items, Sources* sources, int* reason):
     if len(items) > MOST_ITEMS:
         reason[0] = OPTIONS
         return None
-    if sources.host == HOST:
+    if sources.host != HOST_ARRAYS:
         sources.host = NO_HOST
     for item in items:
         part = _part(item, sources, reason)
@@ -212,11 +212,13 @@ cdef PyObject* key_of(
 ) except? NULL:
     cdef Py_ssize_t i, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
     cdef object key = PyTuple_New(1 + n + 2 * named)
+    cdef HostData allowed = sources.host
+    cdef Py_ssize_t host_at = 1 if allowed == HOST_OPERAND else 0    # others decide: an axis, ...
     reason[0] = HIT
     _set(key, 0, function)
     for i in range(n + named):
+        sources.host = allowed if i == host_at else NO_HOST
         _set(key, 1 + i, _part(<object>args[i], sources, reason))
-        sources.host = NO_HOST    # others decide: an axis, a shape
         if reason[0] != HIT:
             return NULL
     for i in range(named):
