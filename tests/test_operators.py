@@ -142,6 +142,15 @@ def test_other_operands(name):
     same(call, (x, y))
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.array, np.float32, int])
+def test_exponents_decide(kind):
+    """A small integer is multiplied out, another one is not: the one is not taken for the other."""
+    x = array(1)
+    for exponent in (2, 2, 2, 2, 2, 3, 3, -1, 2, 7, 0, 200, 2):
+        same(operator.pow, (x, kind(exponent)))
+        same(operator.pow, (kind(exponent), x))
+
+
 #: Host data as operands, by a seed, and are they handed on as they are?
 HOST_DATA = {
     "numpy": (lambda s: np.random.default_rng(s).normal(size=(3, 4)).astype(np.float32), True),
