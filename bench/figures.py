@@ -26,7 +26,7 @@ import table  # noqa: E402  (the folder of the loops is no package)
 
 FIGURES = sorted((HERE / "figures").glob("py*.json"))
 TRAINING = sorted((HERE / "figures").glob("training-*.json"))
-SURVEYS = sorted((HERE / "figures").glob("survey-*.json"))
+SURVEYS = sorted((HERE / "figures").glob("survey-*.json"), key=lambda path: path.stem)
 PROGRAMS = sorted((HERE / "programs" / "figures").glob("*.json"))
 
 #: The rows that the first README shows, (group, case).

@@ -253,6 +253,7 @@ CALLS: dict[str, Callable[[Given], Any]] = {
 def _build(function: Callable[[Given], Any]) -> Sides:
     given = _given()
     call = partial(function, given)
+    call()    # plugins lack some of what the CPU has
     return Sides(call, call, partial(_negative, given.x), True)
 
 
