@@ -323,10 +323,14 @@ _NUMBERS: dict[str, str] = {
     **dict.fromkeys(("zeros", "ones", "full"), "use a few shapes and values, again and again."),
 }
 
+#: And where they are not.
+_SHARED = {"getitem": " Only x[i] with a single int is recorded once for all of them."}
+
 for _entry, _advice in _NUMBERS.items():
     _SPECIAL[_entry, "not_recorded"] = _BY_NAME["not_recorded"]._replace(
         meaning="jaxmarshal has not recorded a call with these shapes, dtypes and Python numbers "
-        "yet. The value of a number decides: each new value is recorded anew.",
+        "yet. The value of a number decides: each new value is recorded anew."
+        + _SHARED.get(_entry, ""),
         advice=f"{_FIRST} Where call after call misses, {_advice}",
     )
 
