@@ -13,6 +13,7 @@ import importlib
 import itertools
 import os
 import pickle
+import sys
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from child import run_code
 from jax._src.interpreters import pxla
 from observe import observe
 from support import without_jaxmarshal
@@ -625,3 +627,71 @@ def test_what_keys_are_made_of(kind):
         assert type(vars(found)["_base_array"]) is type(vars(expected)["_base_array"])
         assert found.aval == expected.aval
     assert hits() >= 8
+
+
+#: Thread A stops within a collection, at another place each time, until thread B is recording.
+AT_ONCE = """
+import faulthandler, gc, threading, warnings
+
+import jax, jax.numpy as jnp, numpy as np
+import jaxmarshal
+
+faulthandler.dump_traceback_later(60, exit=True)
+jaxmarshal.install()
+A, warn = threading.get_ident(), warnings.warn
+given, recording, done = (threading.Event() for _ in range(3))
+x, flag, place, target = jnp.ones(3), jnp.bool_(True), 0, 0
+
+
+def stop(phase, info):
+    global place
+    if phase == "start" and target and threading.get_ident() == A and warnings.warn is warn:
+        place += 1
+        if place == target:
+            given.set()
+            recording.wait(5)
+
+
+def make():
+    def double(y):
+        if threading.get_ident() != A:
+            recording.set()
+            done.wait(5)
+        return y * 2
+
+    return double
+
+
+def other(double, y):
+    given.wait(5)
+    jax.lax.cond(flag, double, double, y)    # recorded while JAX traces it for this shape
+    recording.set()
+
+
+gc.callbacks.append(stop)
+for number in range(2, 18):
+    for event in (given, recording, done):
+        event.clear()
+    double = make()
+    jax.lax.cond(flag, double, double, x), jax.lax.cond(flag, double, double, x)
+    jnp.where(x, x, 100.0 + number)    # the next such call is recorded
+    thread = threading.Thread(target=other, args=(double, jnp.ones(3 + number)))
+    thread.start()
+    place, target = 0, number
+    gc.set_threshold(1)
+    jnp.where(x, x, 100.0 + number)
+    gc.set_threshold(0)
+    target = 0
+    given.set(), done.set()
+    thread.join()
+    assert warnings.warn is warn
+    assert np.asarray(x + number).tolist() == [1.0 + number] * 3
+    assert bytes(memoryview(x + 1)) == np.full(3, 2, np.float32).tobytes()
+assert jaxmarshal.stats()["functions"]["hits"]
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="collections run between bytecodes alone")
+def test_two_threads_that_record_at_once():
+    """Another thread may begin to record after this one has asked whether anybody does."""
+    run_code(AT_ONCE)

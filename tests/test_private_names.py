@@ -45,7 +45,6 @@ BELIEFS: dict[str, tuple[str, set[str]]] = {
     ),
     "_consumed": ("of a typed key: whether it was used", {"_tape.pyx"}),
     "_pjrt_layout": ("of an array: how its data lie", {"_layout.pyx", "_samples.py"}),
-    "_value": ("of an array: its elements, as whoever asks for them", {"_tape.pyx"}),
     # Functions.
     "_cache_miss": ("of a jitted function: what traces and compiles", {"_jit_record.pyx"}),
     "_cache_size": ("of a jitted function: its signatures", {"_jit_record.pyx", "lifetimes.py"}),

@@ -14,8 +14,7 @@ cdef class Carried:
 cdef class CarryCall:
     cdef vectorcallfunc implementation
     cdef readonly dict _runs        # key of a `Carried` -> its compiled function, and others
-    cdef object _last_key           # of the last call that was made here, and what it found
-    cdef object _last_run
+    cdef tuple _last                # the last key that was met here, and its compiled function
     cdef readonly bint _donate      # is a `Carried` consumed by a call?
     cdef bint _direct               # does a compiled function take the arguments of the call?
     cdef object _type               # that of what is carried

@@ -53,7 +53,7 @@ cdef class CarryCall:
 
     def _forget_runs(self):
         """Have every compiled function be made anew."""
-        self._last_key = self._last_run = None
+        self._last = None
         self._runs.clear()
 
     def _next(self, carried, result):
@@ -119,15 +119,18 @@ cdef object _made(CarryCall carry, Carried carried, PyObject* result):
     return after, both[1]
 
 
-cdef inline PyObject* _run_of(CarryCall carry, object key) except? NULL:
-    """Its compiled function for this key, borrowed, or NULL."""
+cdef inline object _run_of(CarryCall carry, object key):
+    """Its compiled function for this key, or None."""
+    cdef tuple last = carry._last
     cdef PyObject* found
-    if key is carry._last_key:
-        return <PyObject*>carry._last_run
+    if last is not None and last[0] is key:
+        return last[1]
     found = PyDict_GetItemWithError(carry._runs, key)
-    if found != NULL:
-        carry._last_key, carry._last_run = key, <object>found
-    return found
+    if found == NULL:
+        return None
+    last = (key, <object>found)
+    carry._last = last    # what goes with the one before may run code, which may call this
+    return last[1]
 
 
 cdef PyObject* _call(PyObject* self, PyObject** args, size_t nargsf, PyObject* names) except? NULL:
@@ -135,16 +138,18 @@ cdef PyObject* _call(PyObject* self, PyObject** args, size_t nargsf, PyObject* n
     cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf)
     cdef Py_ssize_t count = n + (0 if names == NULL else PyTuple_GET_SIZE(names))
     cdef PyObject* given[MOST]
-    cdef PyObject* found = NULL
+    cdef PyObject* found
+    cdef object run = None
     cdef Carried carried = None
     if carry._direct and n and count <= MOST and type(<object>args[0]) is carry._type:
         carried = <Carried>args[0]
         if carried._children is not None and carried._key is not None:
-            found = _run_of(carry, carried._key)
-    if found == NULL:    # the first such call, another kind of call, or an error
+            run = _run_of(carry, carried._key)
+    # The first such call, another kind of call, or an error.
+    if run is None or carried._children is None:
         method = carry._any_call
         return PyObject_Vectorcall(<PyObject*>method, args, nargsf, names)
-    run, children = <object>found, carried._children    # kept, whatever others do meanwhile
+    children = carried._children    # kept, whatever others do meanwhile
     memcpy(given, args, count * sizeof(PyObject*))
     given[0] = <PyObject*>children
     found = PyObject_Vectorcall(<PyObject*>run, given, n, names)

@@ -163,11 +163,10 @@ cdef PyObject* _call(
     result = _fitting(self, plans, context, args, nargsf, names, &call, &reason)
     if result != NULL:
         return result
-    if plans.plans:
-        if PyErr_Occurred() != NULL:
-            return NULL
-        if not is_asked():
-            nothing_fitted(plans, reason, SOME_MISSES)
+    if PyErr_Occurred() != NULL:
+        return NULL
+    if plans.plans and not is_asked():
+        nothing_fitted(plans, reason, SOME_MISSES)
     if reason == HOST_LEAVES:    # there is a plan, for scalars that stay the same
         count_miss_of(_entry, plans.counts, reason)
         return _call_reference(self, args, nargsf, names)
@@ -192,7 +191,7 @@ cdef PyObject* _call_in_context(
     cdef int reason
     if plans is not None and not plans.skip and not is_asked() and words_are_vouched_for():
         result = _fitting(self, plans, context, args, nargsf, names, &call, &reason)
-        if result != NULL or plans.plans and PyErr_Occurred() != NULL:
+        if result != NULL or PyErr_Occurred() != NULL:
             return result
     return _call(self, args, nargsf, names)
 

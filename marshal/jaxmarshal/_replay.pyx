@@ -271,7 +271,10 @@ cdef int _keep(Row row, Replay replay, Play play) except -1:
 cdef object _record(
     Replay replay, object key, Sources* sources, Row row, tuple args, dict kwargs
 ):
-    """Call the reference and keep the steps it took, if they are all of it."""
+    """Call the reference and keep the steps it took, if they are all of it.
+
+    None where it was not called, because another thread is recording.
+    """
     cdef Tape tape
     cdef Play play
     states = states_now()
@@ -279,6 +282,8 @@ cdef object _record(
         [<object>sources.items[i] for i in range(sources.count)], row.with_functions,
         row.host == HOST,
     )
+    if tape is None:
+        return None
     enter()
     try:
         result = _call_and_listen(row.call, args, kwargs)
@@ -402,6 +407,8 @@ cdef object _record_index(Row row, Context context, object key, PyObject** args)
     _sources_with_index(&sources, args)
     states = states_now()
     tape = start_tape([<object>args[0]])
+    if tape is None:
+        return None
     enter()
     try:
         result = _call_and_listen(row.call, (<object>args[0], <object>args[1]), {})

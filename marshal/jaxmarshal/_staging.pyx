@@ -122,6 +122,8 @@ cdef PyObject* _watch(
     cdef Tape tape = start_tape([])
     cdef PyObject* error[3]
     cdef PyObject* result = perform(reference, args, nargsf, NULL)
+    if tape is None:
+        return result
     if result == NULL:
         PyErr_Fetch(&error[0], &error[1], &error[2])    # stopping runs code
         stop_tape()

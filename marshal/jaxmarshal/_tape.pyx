@@ -427,15 +427,18 @@ cdef Tape start_tape(list sources, bint with_functions=False, bint casts=False):
     cdef Tape tape = Tape(sources)
     tape.with_functions = with_functions
     tape.casts = casts
-    _watch_reads(True)
+    if current is not None:    # of another thread, which had its turn since somebody asked
+        return None
     current = tape
+    _watch_reads(True)
     return tape
 
 
 cdef int stop_tape() except -1:
     global current
+    _watch_reads(False)
     current = None
-    return _watch_reads(False)
+    return 0
 
 
 cdef bint is_result_of(Tape tape, object result, object function, object arg) except -1:
