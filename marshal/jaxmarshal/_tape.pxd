@@ -79,10 +79,11 @@ cdef void note_primitive(PyObject* prim) noexcept
 # Are primitives run in the way in which they were when they were noted? Pairs as in a tape.
 cdef bint have_their_rules(list primitives) except -1
 
-# Begin to write a tape about sources; None while there is another one. Whoever looks at the elements of an
-# array from then on breaks the tape. With functions of the program's among the arguments, so do
-# numpy arrays, which may be theirs, and be edited. With host data among the sources, so do others,
-# which may be made of them, but for the very data in another dtype, if the call casts them.
+# Begin to write a tape about sources; None while there is another one. Whoever looks at the
+# elements of an array from then on breaks the tape. With functions of the program's among the
+# arguments, so do numpy arrays, which may be theirs, and be edited. With host data among the
+# sources, so do others, which may be made of them, but for the very data in another dtype, if the
+# call casts them.
 cdef Tape start_tape(list sources, bint with_functions=*, bint casts=*)
 
 # `device_put`, as a step is noted by it; set by `_device_put`. What it returns may be its argument,
