@@ -1,11 +1,11 @@
 """Write the committed figures, and the versions of the matrix, into the documents, between markers.
 
-    python bench/figures.py            rewrite both READMEs of bench/, and README.md
+    python bench/figures.py            rewrite both READMEs of bench/, README.md and docs/packing.md
     python bench/figures.py --check    exit status 1 where they say something else
 
-The figures are the files in `bench/figures/`, written by `python -m jaxmarshal bench --json`, and
-those in `bench/programs/figures/`, written by `bench/programs/run.py --json`. The versions are
-those of `noxfile.py`.
+The figures are the files in `bench/figures/`, written by `python -m jaxmarshal bench --json` and by
+`bench/packed_figures.py --json`, and those in `bench/programs/figures/`, written by
+`bench/programs/run.py --json`. The versions are those of `noxfile.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import table  # noqa: E402  (the folder of the loops is no package)
 
 FIGURES = sorted((HERE / "figures").glob("py*.json"))
 TRAINING = sorted((HERE / "figures").glob("training-*.json"))
+PACKED = sorted((HERE / "figures").glob("packed-*.json"), key=lambda path: path.stem)
 SURVEYS = sorted((HERE / "figures").glob("survey-*.json"), key=lambda path: path.stem)
 PROGRAMS = sorted((HERE / "programs" / "figures").glob("*.json"))
 
@@ -50,6 +51,16 @@ HEADLINES = (
     ("eager", "x[0]"),
     ("eager", "jnp.zeros(3)"),
     ("asarray", "jnp.asarray(np f32[8])"),
+)
+
+#: The states that the first README shows, and whether they are donated.
+PACKED_HEADLINES = (
+    ("4 × f32[8]", False),
+    ("100 × f32[8]", False),
+    ("300 × f32[16,16]", False),
+    ("1000 × f32[8]", False),
+    ("1000 × f32[8]", True),
+    ("200 × f32[64,64]", True),
 )
 
 #: The loops that the first README shows, and what they are: above and below the median.
@@ -196,6 +207,61 @@ def training() -> str:
     return "\n".join(lines)
 
 
+def _by_version(what: str, rows: list[tuple[str, list[str]]], names: list[str]) -> str:
+    """A table with a column for each version."""
+    lines = [f"| {what} | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
+    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows)])
+
+
+def _packed() -> tuple[list[dict[str, Any]], list[str]]:
+    found = [json.loads(path.read_text()) for path in PACKED]
+    backends = ["" if x["backend"] == "cpu" else f", {x['backend']}" for x in found]
+    return found, [f"JAX {x['jax']}{backend}" for x, backend in zip(found, backends, strict=True)]
+
+
+def _packed_steps(wanted: tuple[tuple[str, bool], ...]) -> str:
+    """Steps of packed states, × over plain JAX: each waited for, and waited for at the end."""
+    found, names = _packed()
+    steps = [{(row["state"], row["donated"]): row for row in x["steps"]} for x in found]
+    rows = [
+        (
+            f"{state}{', donated' if donated else ''}",
+            [f"{x[state, donated]['each']:.2f} and {x[state, donated]['end']:.2f}" for x in steps],
+        )
+        for state, donated in wanted
+    ]
+    return _by_version("state", rows, names)
+
+
+def packed_headlines() -> str:
+    """Some steps of packed states."""
+    return _packed_steps(PACKED_HEADLINES)
+
+
+def packed() -> str:
+    """All steps of packed states, and host data in one buffer."""
+    found, names = _packed()
+    steps = tuple((row["state"], row["donated"]) for row in found[0]["steps"])
+    host = [
+        (found[0]["host"][i]["what"], [f"{x['host'][i]['ratio']:.1f}" for x in found])
+        for i in range(len(found[0]["host"]))
+    ]
+    return f"{_packed_steps(steps)}\n\n{_by_version('9 numpy arrays', host, names)}"
+
+
+def packed_compile_times() -> str:
+    """Time to compile a packed step, × that of the same step without packing."""
+    found, names = _packed()
+    rows = [
+        (
+            f"{row['step']}, {row['leaves']} leaves",
+            [f"{x['compile'][i]['ratio']:.1f}" for x in found],
+        )
+        for i, row in enumerate(found[0]["compile"])
+    ]
+    return _by_version("step", rows, names)
+
+
 def programs() -> str:
     """Every file of loops as a table."""
     parts = []
@@ -251,7 +317,10 @@ def documents() -> dict[Path, str]:
         (HERE / "programs" / "README.md", "figures", programs()),
         (HERE.parent / "README.md", "programs", program_headlines()),
         (HERE.parent / "README.md", "figures", headlines()),
+        (HERE.parent / "README.md", "packed", packed_headlines()),
         (HERE.parent / "README.md", "versions", versions()),
+        (HERE.parent / "docs" / "packing.md", "packed", packed()),
+        (HERE.parent / "docs" / "packing.md", "compile times", packed_compile_times()),
     ):
         old = wanted.get(path) or path.read_text(encoding="utf-8")
         before, start, rest = old.partition(f"<!-- {name} -->\n")

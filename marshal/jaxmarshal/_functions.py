@@ -134,7 +134,9 @@ _SYMBOLS = {
 }  # fmt: skip
 
 #: The same of numpy's kind of functions.
-_NUMBER_UFUNCS = ("maximum", "minimum")
+_NUMBER_UFUNCS = (
+    "add", "bitwise_and", "bitwise_or", "bitwise_xor", "maximum", "minimum", "multiply", "subtract",
+)
 
 
 #: How programs write the modules, where that is not the module's name.
