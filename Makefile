@@ -40,11 +40,14 @@ SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) \
 # XLA's CPU client as a plugin, reached as CUDA and TPU are; fetched like any test dependency.
 PLUGIN := build/plugin/plugin.json
 ON_PLUGIN := PJRT_NAMES_AND_LIBRARY_PATHS=xcpu:$(abspath $(PLUGIN))
-# With it: what reads arrays, places them and runs with them, and random programs of all of it.
-PLUGIN_TESTS := tests/test_backends.py tests/test_layout.py tests/test_execute_traps.py \
-	tests/test_execute_differential.py tests/test_jit_guard.py tests/test_jit_differential.py \
-	tests/test_eager_differential.py tests/test_eager_traps.py tests/test_device_put_differential.py \
-	tests/test_device_put_data.py tests/test_stepping_aside.py tests/test_packing.py
+# With it: what reads arrays, places them, records calls and runs with them, and random programs.
+PLUGIN_TESTS := $(addprefix tests/,$(addsuffix .py,$(addprefix test_,\
+	backends control_flow device_put_arguments device_put_data device_put_differential \
+	device_put_options eager_differential eager_lifetime eager_objects eager_replaced eager_traps \
+	execute_differential execute_traps functions fusion host_data host_sources index jit_arguments \
+	jit_calls jit_differential jit_guard jit_in_place jit_lifetime jit_placement jit_protocol \
+	jit_static layout meshes operators packing packing_host packing_placement plan_traps shard_args \
+	staging stepping_aside)))
 
 NEVER_SLOWER = $(VENV)/bin/python -m jaxmarshal bench --never-slower --quick --seconds 0.3 $(ARGS)
 

@@ -43,6 +43,12 @@ def run_code(code: str, **environment: str | None) -> subprocess.CompletedProces
     return done
 
 
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """What a process said on stderr, but for JAX's remark that a backend is not its own."""
+    lines = done.stderr.splitlines(keepends=True)
+    return "".join(line for line in lines if "is experimental and not all JAX" not in line)
+
+
 def status_of(*arguments: str) -> int | str | None:
     """The exit status of the command line, run in this process."""
     try:

@@ -63,6 +63,15 @@ SAMPLED = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="session")
+def callbacks():
+    """For tests of computations that call Python: not every backend can."""
+    try:
+        jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), "float32"), 1.0)
+    except jax.errors.JaxRuntimeError as error:
+        pytest.skip(f"computations on this backend cannot call Python: {error}"[:120])
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Mark what the short run leaves out; skip what is about plans where none is made."""

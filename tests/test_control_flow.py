@@ -218,6 +218,7 @@ def test_functions_of_each_call():
     assert len(traced) == 2 * ours
 
 
+@pytest.mark.usefixtures("callbacks")
 def test_effects():
     """A callback is called as often as in JAX, and with the same."""
     called = []

@@ -101,8 +101,11 @@ def attribute_of_a_function(x):
     [debug, custom_jvp, custom_vjp, callback, own_parameter, own_implementation,
      attribute_of_a_function],
 )  # fmt: skip
-def test_trap_17_parameters_are_not_kept(use):
+def test_trap_17_parameters_are_not_kept(use, request):
     """Trap 17: what closures and objects among parameters own dies when JAX lets it go."""
+    if use in (debug, callback):
+        request.getfixturevalue("callbacks")
+
     def live():
         x = jnp.asarray(X)
         for _ in range(60):    # what is kept of scalars is kept by then, and steps are one

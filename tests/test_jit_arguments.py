@@ -18,6 +18,7 @@ from jaxmarshal import _layout, _reference
 # --- 5: not plain calls --------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("callbacks")
 def test_trap_5_effects():
     """Trap 5: functions with effects are the reference's, and each effect happens once."""
     for ordered in (False, True):
@@ -40,6 +41,7 @@ def test_trap_5_effects():
         assert jit_counts()[0] == 0
 
 
+@pytest.mark.usefixtures("callbacks")
 def test_trap_5_io_callback():
     """Trap 5: I/O callbacks run once a call."""
     calls = [[], []]
@@ -60,6 +62,7 @@ def test_trap_5_io_callback():
     assert jit_counts()[0] == 0
 
 
+@pytest.mark.usefixtures("callbacks")
 def test_trap_5_pure_callbacks_and_errors_while_running():
     """Trap 5: what fails while it runs raises what it raises in jaxlib's C++ dispatch."""
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from child import run_code
+from child import run_code, said
 from support import counts, transfer_log
 
 import jaxmarshal
@@ -263,7 +263,7 @@ def test_ends_in_order():
         [sys.executable, "-c", source], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, said(done)) == (0, "")
 
 
 # --- What clears a cache -------------------------------------------------------------------------

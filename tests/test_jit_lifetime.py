@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from child import run_code
+from child import run_code, said
 from jitted import Fussy, add_one, counting, on, warm
 from support import DEBUG
 from twins import Twins, jit_counts
@@ -242,7 +242,7 @@ def test_the_end_of_the_interpreter():
         del function, compiled
         gc.collect()
     """)
-    assert done.stderr == ""
+    assert said(done) == ""
 
 
 def test_arrays_after_data_on_the_host():
