@@ -217,7 +217,8 @@ def main() -> None:
     names = ["2 × f32[8]", "100 × f32[8]"] if options.quick else list(STATES)
     found: dict[str, Any] = {
         "jax": jax.__version__, "python": platform.python_version(),
-        "backend": jax.config.jax_platforms or jax.default_backend(), "steps": [], "compile": [], "host": [],
+        "backend": jax.config.jax_platforms or jax.default_backend(),
+        "steps": [], "compile": [], "host": [],
     }  # fmt: skip
     print(f"JAX {jax.__version__}, Python {platform.python_version()}, {found['backend']}\n")
     print("| state | each step waited for | waiting at the end |\n| --- | --- | --- |", flush=True)

@@ -58,7 +58,9 @@ BINARY = {
 BINARY |= {"maximum": jnp.maximum, "minimum": jnp.minimum, "reversed sub": lambda x, y: y - x,
            "reversed add": lambda x, y: y + x, "reversed mul": lambda x, y: y * x,
            "reversed truediv": lambda x, y: y / x, "reversed pow": lambda x, y: y**x}  # fmt: skip
-BINARY |= {f"jnp.{name}": getattr(jnp, name) for name in ("add", "subtract", "multiply", "bitwise_or")}
+BINARY |= {
+    f"jnp.{name}": getattr(jnp, name) for name in ("add", "subtract", "multiply", "bitwise_or")
+}
 
 #: Those that are to be fast with two arrays, and with an array and a number.
 FAST = {"add", "sub", "mul", "pow"}
