@@ -27,6 +27,7 @@ import jax.scipy.special
 import jax.scipy.stats
 import numpy as np
 import pytest
+from conftest import LAYOUT_OFF
 from jax._src.lax.lax import _convert_element_type
 from jax.sharding import NamedSharding, PartitionSpec
 from observe import total_hits
@@ -246,4 +247,5 @@ def test_most_are_called():
                     function(*args)
             fast += total_hits() > before
     assert called > 0.7 * len(tried), (called, len(tried))
-    assert fast > 0.7 * called, (fast, called)
+    # Without object layout, compiled functions are left to JAX.
+    assert fast > (0.4 if LAYOUT_OFF else 0.7) * called, (fast, called)

@@ -143,9 +143,9 @@ cdef PyObject* _call(PyObject* self, PyObject** args, size_t nargsf, PyObject* n
     cdef Carried carried = None
     if carry._direct and n and count <= MOST and type(<object>args[0]) is carry._type:
         carried = <Carried>args[0]
-        if carried._children is not None and carried._key is not None:
+        if carried._key is not None:
             run = _run_of(carry, carried._key)
-    # The first such call, another kind of call, or an error.
+    # The first such call, another kind of call, or one with what was donated, which is an error.
     if run is None or carried._children is None:
         method = carry._any_call
         return PyObject_Vectorcall(<PyObject*>method, args, nargsf, names)
