@@ -61,7 +61,7 @@ WAYS = 2 if os.environ.get("JAXMARSHAL_ALL_FUNCTIONS") else 1
 STEPS = 6
 #: One of so many functions is tried at all, and in the short run.
 TRIED = 1 if os.environ.get("JAXMARSHAL_ALL_FUNCTIONS") else 4
-SHORT = 24
+SHORT = 96
 
 
 def public():
@@ -230,6 +230,7 @@ def test_one_thing_changes(module, name):
             change(chance, call, name, place, args)
 
 
+@pytest.mark.slow
 def test_most_are_called():
     """Of every twelfth function, most take some of the arguments, and many are fast then."""
     called = fast = 0
