@@ -133,10 +133,9 @@ _SYMBOLS = {
     "__eq__": "==", "__ne__": "!=", "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=",
 }  # fmt: skip
 
-#: The same of numpy's kind of functions.
-_NUMBER_UFUNCS = (
-    "add", "bitwise_and", "bitwise_or", "bitwise_xor", "maximum", "minimum", "multiply", "subtract",
-)
+#: The same of numpy's kind of functions. Those that operators lead to are not among them: a call of
+#: an operator that is new would be looked at twice.
+_NUMBER_UFUNCS = ("maximum", "minimum")
 
 
 #: How programs write the modules, where that is not the module's name.
