@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -111,6 +112,12 @@ def _column(found: dict[str, Any]) -> str:
     return f"JAX {found['versions']['jax']}" + ("" if backend == "cpu" else f", {backend}")
 
 
+def _by_version(what: str, names: list[str], rows: Iterable[tuple[str, list[str]]]) -> str:
+    """A table with a column for each version."""
+    lines = [f"| {what} | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
+    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows)])
+
+
 def _ratios(documents: list[dict[str, Any]]) -> str:
     """The ratios of a few cases, a column for each file."""
     names = [_column(found) for found in documents]
@@ -156,20 +163,14 @@ def survey() -> str:
     """What the surveys come to, a column for each file."""
     documents = [results.read(path) for path in SURVEYS]
     speedups = [[row["speedup"] for row in found["rows"]] for found in documents]
-    lines = [
-        "| everyday calls outside of `jit` | " + " | ".join(map(_column, documents)) + " |",
-        "| --- |" + " ---: |" * len(documents),
-    ]
-    for what, cells in (
+    return _by_version("everyday calls outside of `jit`", [_column(x) for x in documents], (
         ("calls", [str(len(found)) for found in speedups]),
         ("× faster than JAX, geometric mean", [f"{geometric_mean(x):.2f}" for x in speedups]),
         ("median", [f"{median(x):.2f}" for x in speedups]),
         ("least", [f"{min(x):.2f}" for x in speedups]),
         (f"within {NEAR} dispatches, JAX", [_near(x["rows"], "reference") for x in documents]),
         ("the same, jaxmarshal", [_near(x["rows"], "jaxmarshal") for x in documents]),
-    ):
-        lines.append(f"| {what} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    ))  # fmt: skip
 
 
 def surveys() -> str:
@@ -207,16 +208,10 @@ def training() -> str:
     return "\n".join(lines)
 
 
-def _by_version(what: str, rows: list[tuple[str, list[str]]], names: list[str]) -> str:
-    """A table with a column for each version."""
-    lines = [f"| {what} | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
-    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows)])
-
-
 def _packed() -> tuple[list[dict[str, Any]], list[str]]:
+    """What `packed_figures.py` has written, and how its columns are called."""
     found = [json.loads(path.read_text()) for path in PACKED]
-    backends = ["" if x["backend"] == "cpu" else f", {x['backend']}" for x in found]
-    return found, [f"JAX {x['jax']}{backend}" for x, backend in zip(found, backends, strict=True)]
+    return found, [_column({"versions": x}) for x in found]
 
 
 def _packed_steps(wanted: tuple[tuple[str, bool], ...]) -> str:
@@ -230,7 +225,7 @@ def _packed_steps(wanted: tuple[tuple[str, bool], ...]) -> str:
         )
         for state, donated in wanted
     ]
-    return _by_version("state", rows, names)
+    return _by_version("state", names, rows)
 
 
 def packed_headlines() -> str:
@@ -246,7 +241,7 @@ def packed() -> str:
         (found[0]["host"][i]["what"], [f"{x['host'][i]['ratio']:.1f}" for x in found])
         for i in range(len(found[0]["host"]))
     ]
-    return f"{_packed_steps(steps)}\n\n{_by_version('9 numpy arrays', host, names)}"
+    return f"{_packed_steps(steps)}\n\n{_by_version('9 numpy arrays', names, host)}"
 
 
 def packed_compile_times() -> str:
@@ -259,7 +254,7 @@ def packed_compile_times() -> str:
         )
         for i, row in enumerate(found[0]["compile"])
     ]
-    return _by_version("step", rows, names)
+    return _by_version("step", names, rows)
 
 
 def programs() -> str:
@@ -276,15 +271,15 @@ def program_headlines() -> str:
     """The ratios of a few loops, a column for each file, and what all come to."""
     documents = [json.loads(path.read_text()) for path in PROGRAMS]
     names = [f"JAX {found['versions']['jax']}" for found in documents]
-    lines = [f"| program | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
     ratios = [
         {row["loop"]: row["ratio"] for row in found["rows"] if "ratio" in row}
         for found in documents
     ]
-    for loop, what in PROGRAM_HEADLINES:
-        cells = [f"{found[loop]:.2f} ×" if loop in found else "" for found in ratios]
-        lines.append(f"| {what} | {' | '.join(cells)} |")
-    lines.append("")
+    rows = [
+        (what, [f"{found[loop]:.2f} ×" if loop in found else "" for found in ratios])
+        for loop, what in PROGRAM_HEADLINES
+    ]
+    lines = [_by_version("program", names, rows), ""]
     for name, found in zip(names, ratios, strict=True):
         of = f" with {name}" if len(names) > 1 else ""
         lines.append(

@@ -112,15 +112,18 @@ OWN = {
 }
 
 
-def accepted(call, name):
-    """The places in the list whose arguments plain JAX takes, and makes arrays of."""
+def accepted(call, name, enough=all):
+    """The places in the list whose arguments plain JAX takes, and makes arrays of.
+
+    `enough` says of which of the leaves that are returned, of all or of any.
+    """
     found = []
     with jaxmarshal.uninstalled(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for place, args in enumerate(arguments(1, name)):
             with contextlib.suppress(Exception):
                 leaves = jax.tree.leaves(call(*args))
-                if leaves and all(isinstance(leaf, jax.Array) for leaf in leaves):
+                if leaves and enough(isinstance(leaf, jax.Array) for leaf in leaves):
                     found.append(place)
     return found
 
