@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import sys
 import threading
 
 import jax
@@ -17,7 +19,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from support import imported
 
-from jaxmarshal import _layout
+from jaxmarshal import _layout, _samples
 
 P = PartitionSpec
 WORDS = ["aval", "dtype", "sharding", "committed", "buffer"]
@@ -256,6 +258,41 @@ def test_calibration_does_not_depend_on_the_heap():
         found.append(_layout.recalibrate())
     assert all(facts["notes"] == found[0]["notes"] for facts in found)
     assert {bool(facts["data_layout"]) for facts in found} == {not LAYOUT_OFF}
+
+
+def fill_free_memory(byte):
+    """What the next allocations of the size of a runtime buffer hold, until they are written to."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc_usable_size.argtypes = libc.free.argtypes = [ctypes.c_void_p]
+    for size in range(56, 700, 16):
+        blocks = [libc.malloc(size) for _ in range(200)]
+        for block in blocks:
+            ctypes.memset(block, byte, libc.malloc_usable_size(block))
+        for block in blocks:
+            libc.free(block)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the C library of Linux")
+def test_calibration_does_not_depend_on_what_memory_held(monkeypatch):
+    """A word that no buffer writes to, set in column-major samples alone, is not taken for one."""
+    usual = _layout.recalibrate()["data_layout"]
+    samples = _samples.by_data_layout
+
+    def from_other_memory(device):
+        fill_free_memory(0xFF)
+        found = samples(device)
+        fill_free_memory(0)
+        return found
+
+    monkeypatch.setattr(_samples, "by_data_layout", from_other_memory)
+    try:
+        assert _layout.recalibrate()["data_layout"] == usual
+        fill_free_memory(0xFF)
+        assert _layout.read(jnp.zeros(4))["default_layout_proven"] is not LAYOUT_OFF
+    finally:
+        monkeypatch.undo()
+        _layout.recalibrate()
 
 
 def test_threads():

@@ -16,6 +16,7 @@ import os
 import numpy as np
 
 from cpython.object cimport PyObject, PyTypeObject
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memset
 
 from jaxmarshal._context cimport on_forget
@@ -33,6 +34,7 @@ cdef enum:
     MAX_LAYOUT_WORDS = 8
     LARGEST_PART = 256      # bytes of what a runtime buffer points to that are looked at
     MAX_RECORDS = 16        # of what runtime buffers are like; clients with equal ones share one
+    FILLED_BLOCKS = 64      # more than the samples that are made from them
 
 cdef list _notes = []
 cdef jm_array_layout _records[MAX_RECORDS]
@@ -304,6 +306,22 @@ cdef int _record_for(const jm_array_layout* found) except -1:
     return _record_count - 1
 
 
+cdef void _fill_free_memory(size_t size) noexcept:
+    """Fill the free memory that the next runtime buffers are made of; `size` is theirs.
+
+    What a buffer never writes to holds what was there before. It must not be NULL in all samples of
+    the default layout.
+    """
+    cdef void* blocks[FILLED_BLOCKS]
+    cdef int i
+    for i in range(FILLED_BLOCKS):
+        blocks[i] = malloc(size)
+        if blocks[i] != NULL:
+            memset(blocks[i], 0xFF, jm_allocation_size(blocks[i]))
+    for i in range(FILLED_BLOCKS):
+        free(blocks[i])
+
+
 cdef int _search_client(object client, bint by_compiling) except -1:
     """The number of the record for a client's arrays; raises where there cannot be one."""
     cdef jm_array_layout found = layout
@@ -316,7 +334,8 @@ cdef int _search_client(object client, bint by_compiling) except -1:
             default, custom = _samples.compiled(devices[0])
         else:
             default, custom = _samples.by_data_layout(devices[0])
-        # Parts of a buffer that nobody writes hold anything: many samples leave no such word.
+        _class_of(custom, &size)
+        _fill_free_memory(size)
         default += _samples.different(devices) + _samples.replicated(devices)
         default += _samples.different(devices)
         live, twice = _samples.different(devices), _samples.held_twice(devices[0])
