@@ -46,8 +46,8 @@ PLUGIN_TESTS := $(addprefix tests/,$(addsuffix .py,$(addprefix test_,\
 	device_put_options eager_differential eager_lifetime eager_objects eager_replaced eager_traps \
 	every_function execute_differential execute_traps functions fusion host_data host_sources \
 	index jit_arguments jit_calls jit_differential jit_guard jit_in_place jit_lifetime \
-	jit_placement jit_protocol jit_static layout meshes operators packing packing_host \
-	packing_placement plan_traps shard_args staging stepping_aside)))
+	jit_placement jit_protocol jit_static layout meshes operators packing packing_chunks \
+	packing_host packing_placement plan_traps shard_args staging stepping_aside)))
 
 NEVER_SLOWER = $(VENV)/bin/python -m jaxmarshal bench --never-slower --quick --seconds 0.3 $(ARGS)
 

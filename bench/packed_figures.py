@@ -207,6 +207,13 @@ def host_data(seconds: float) -> Iterator[dict[str, Any]]:
     yield {"what": "a whole call", "ratio": ratio}
 
 
+def _backend() -> str:
+    """The backend, and whether the words of arrays are left unread."""
+    backend: str = jax.config.jax_platforms or jax.default_backend()
+    off = os.environ.get("JAXMARSHAL_OBJECT_LAYOUT", "").lower() == "off"
+    return f"{backend}, layout off" if off else backend
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--json", type=Path, help="also write the figures there")
@@ -217,7 +224,7 @@ def main() -> None:
     names = ["2 × f32[8]", "100 × f32[8]"] if options.quick else list(STATES)
     found: dict[str, Any] = {
         "jax": jax.__version__, "python": platform.python_version(),
-        "backend": jax.config.jax_platforms or jax.default_backend(),
+        "backend": _backend(),
         "steps": [], "compile": [], "host": [],
     }  # fmt: skip
     print(f"JAX {jax.__version__}, Python {platform.python_version()}, {found['backend']}\n")

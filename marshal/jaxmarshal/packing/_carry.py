@@ -198,12 +198,11 @@ def _packing_step(step: Any, plan: Plan, always_pair: bool) -> Callable[..., Any
     def packing_step(children: Any, *args: Any, **kwargs: Any) -> Any:
         count = len(plan.groups)
         buffers = children[:count]
-        starts = _forms.starts_for(buffers, plan.pieces)
-        given = plan.leaves(_forms.read(buffers, plan.pieces, starts), children[count:])
+        given = plan.leaves(_forms.read(buffers, plan.pieces), children[count:])
         out = step(plan.treedef.unflatten(given), *args, **kwargs)
         leaves, rest = agreed(plan, given, out)
         groups = [[leaves[i] for i in group] for group in plan.groups]
-        buffers = _forms.join(groups, _forms.parts_in(plan.pieces))
+        buffers = _forms.write(groups, plan.pieces)
         after = plan.children(leaves, buffers)
         if always_pair:
             return after, rest

@@ -7,6 +7,7 @@ no `jax.Array`, and what one flat buffer on the same devices could not stand for
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 from collections.abc import Hashable, Sequence
@@ -16,11 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.tree_util import PyTreeDef
 
 #: Bytes of the largest leaf that is packed, unless a call says otherwise.
 THRESHOLD = 4096
 #: Leaves of the smallest group: fewer are passed as fast alone.
 LEAST = 4
+#: Leaves of the smallest subtree that is looked for elsewhere in the tree.
+LEAST_REPEATED = 9
 
 HOST_TYPES = (bool, int, float, complex, np.ndarray, np.generic)
 
@@ -37,11 +41,14 @@ def is_static(leaf: Any) -> bool:
     return isinstance(leaf, type) or not (hasattr(leaf, "dtype") or hasattr(leaf, "__jax_array__"))
 
 
-def groups_of(leaves: Sequence[Any], threshold: int, least: int) -> list[list[int]]:
+def groups_of(
+    leaves: Sequence[Any], repeats: Sequence[int], threshold: int, least: int
+) -> list[list[int]]:
     """Positions of the leaves of each group; groups in the order in which they are met.
 
     Args:
       leaves: of a tree.
+      repeats: what `repeats_of` gives for the tree.
       threshold: a leaf of more bytes is loose.
       least: so many leaves at least make a group.
     """
@@ -52,7 +59,7 @@ def groups_of(leaves: Sequence[Any], threshold: int, least: int) -> list[list[in
         if key is not None:
             groups.setdefault(key, []).append(position)
     return [
-        _by_shape(group, leaves) for group in groups.values()
+        _by_shape(group, leaves, repeats) for group in groups.values()
         if len(group) >= least and (traced or _has_shards([leaves[i] for i in group]))
     ]
 
@@ -62,13 +69,50 @@ def _has_shards(arrays: list[jax.Array]) -> bool:
     return any(x.size for x in arrays) or spread_spec(arrays[0].sharding) is None
 
 
-def _by_shape(group: list[int], leaves: Sequence[Any]) -> list[int]:
-    """The same with leaves of one shape side by side: see `_forms`."""
+def _by_shape(group: list[int], leaves: Sequence[Any], repeats: Sequence[int]) -> list[int]:
+    """The same with leaves of one shape in one repeat side by side: see `_forms`."""
     shapes: dict[Any, list[int]] = {}
     for position in group:
         leaf = leaves[position]
-        shapes.setdefault((leaf.shape, leaf.dtype), []).append(position)
+        shapes.setdefault((repeats[position], leaf.shape, leaf.dtype), []).append(position)
     return [position for same in shapes.values() for position in same]
+
+
+def repeats_of(treedef: PyTreeDef) -> list[int]:
+    """For each leaf the number of the repeated subtree that it is in, or 0.
+
+    A training state has its parameters once, and an optimizer's moments in the same form. What a
+    step computes for a leaf needs the leaf at the same place of each of them, and XLA compiles one
+    kernel for many leaves if these lie alike in the buffer: so each of them begins anew.
+
+    Forms are types of containers and their numbers of children; nothing of the user's is asked.
+    A tree may be deeper than Python's stack.
+    """
+    nodes = [treedef]
+    children: list[range] = []    # of each node, as places in `nodes`
+    for node in nodes:
+        below = node.children()
+        children.append(range(len(nodes), len(nodes) + len(below)))
+        nodes += below
+    numbers: dict[Hashable, int] = {}
+    forms = [0] * len(nodes)
+    for i in reversed(range(len(nodes))):
+        data = nodes[i].node_data()
+        form = nodes[i].num_leaves, data and data[0], tuple(forms[child] for child in children[i])
+        forms[i] = numbers.setdefault(form, len(numbers))
+    seen = collections.Counter(forms)
+    repeats: list[int] = []
+    found = 0
+    waiting = [0]
+    while waiting:
+        i = waiting.pop()
+        count = nodes[i].num_leaves
+        if count >= LEAST_REPEATED and seen[forms[i]] == 1:
+            waiting += reversed(children[i])
+            continue
+        found += count >= LEAST_REPEATED
+        repeats += [found if count >= LEAST_REPEATED else 0] * count
+    return repeats
 
 
 def _key(array: jax.Array, threshold: int, traced: bool) -> Hashable:

@@ -27,7 +27,6 @@ from jaxmarshal.packing._forms import (
     read,
     shaped,
     split,
-    starts_for,
 )
 from jaxmarshal.packing._groups import flat_sharding, is_key, spread_spec
 
@@ -85,7 +84,7 @@ def _joiner(sharding: Any) -> Any:
 
 def _split_by(layout: Layout, buffers: Any) -> list[list[Any]]:
     bits = [_as_bits(x) for x in buffers]
-    leaves = read(bits, layout.pieces, starts_for(bits, layout.pieces))
+    leaves = read(bits, layout.pieces, most=1)
     return [
         [_as_before(leaf, buffer) for leaf in some]
         for some, buffer in zip(leaves, buffers, strict=True)
@@ -201,7 +200,7 @@ def cut(buffer: Any, start: int, piece: Piece) -> Any:
     sharding, context = _on(_place(buffer))
     sharding = _of_leaf(sharding, piece)
     with context:
-        leaf = _cut(buffer, start, piece._replace(impl=None))
+        leaf = _cut(buffer, start, piece._replace(impl=None, repeat=0))
         if sharding is not None and leaf.sharding != sharding:
             leaf = jax.device_put(leaf, sharding)
     return leaf if piece.impl is None else jax.random.wrap_key_data(leaf, impl=piece.impl)

@@ -13,7 +13,7 @@ from jax.tree_util import GetAttrKey, SequenceKey, keystr
 from jaxmarshal._carried import Carried, carried_of
 from jaxmarshal.packing import _move
 from jaxmarshal.packing._forms import parts_in, piece_of
-from jaxmarshal.packing._groups import LEAST, THRESHOLD, groups_of, is_key
+from jaxmarshal.packing._groups import LEAST, THRESHOLD, is_key
 from jaxmarshal.packing._plan import Plan, Slot, plan_for
 
 _ARRAYS = (jax.Array, np.ndarray)
@@ -212,10 +212,9 @@ def pack(tree: Any, *, threshold: int = THRESHOLD, least: int = LEAST) -> Packed
     if type(tree) is Packed:
         return tree
     leaves, treedef = jax.tree.flatten(tree)
-    groups = groups_of(leaves, threshold, least)
-    plan = plan_for(treedef, leaves, groups)
-    arrays = [[leaves[i] for i in group] for group in groups]
-    buffers = _move.joined(arrays, parts_in(plan.pieces)) if groups else ()
+    plan = plan_for(treedef, leaves, threshold, least)
+    arrays = [[leaves[i] for i in group] for group in plan.groups]
+    buffers = _move.joined(arrays, parts_in(plan.pieces)) if arrays else ()
     return packed_of(plan.children(leaves, buffers), plan)
 
 

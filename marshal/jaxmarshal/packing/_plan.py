@@ -18,7 +18,7 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from jaxmarshal.packing._forms import Piece, Pieces, piece_of
-from jaxmarshal.packing._groups import is_static
+from jaxmarshal.packing._groups import groups_of, is_static, repeats_of
 
 
 class Slot:
@@ -145,9 +145,11 @@ def plan_of(
         return _plans.setdefault(_Alike(plan), plan)
 
 
-def plan_for(treedef: PyTreeDef, leaves: Sequence[Any], groups: Sequence[Sequence[int]]) -> Plan:
-    """The plan by which these leaves are packed in these groups."""
-    pieces = tuple(tuple(piece_of(leaves[i]) for i in group) for group in groups)
+def plan_for(treedef: PyTreeDef, leaves: Sequence[Any], threshold: int, least: int) -> Plan:
+    """The plan by which these leaves are packed: see `groups_of`."""
+    repeats = repeats_of(treedef)
+    groups = groups_of(leaves, repeats, threshold, least)
+    pieces = tuple(tuple(piece_of(leaves[i], repeats[i]) for i in group) for group in groups)
     static = {i: leaf for i, leaf in enumerate(leaves) if is_static(leaf)}
     return plan_of(treedef, groups, pieces, static)
 
