@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,7 +26,13 @@ sys.path.insert(0, str(HERE / "programs"))
 
 import table  # noqa: E402  (the folder of the loops is no package)
 
-FIGURES = sorted((HERE / "figures").glob("py*.json"))
+
+def by_version(path: Path) -> list[tuple[int, str]]:
+    """The name of a file, with its numbers as numbers."""
+    return [(int(part or 0), text) for text, part in re.findall(r"(\D*)(\d*)", path.stem)]
+
+
+FIGURES = sorted((HERE / "figures").glob("py*.json"), key=by_version)
 TRAINING = sorted((HERE / "figures").glob("training-*.json"))
 PACKED = sorted((HERE / "figures").glob("packed-*.json"), key=lambda path: path.stem)
 SURVEYS = sorted((HERE / "figures").glob("survey-*.json"), key=lambda path: path.stem)

@@ -52,7 +52,7 @@ ABOUT_PLANS = frozenset((
 
 
 #: Modules that take long: one of so many of their tests is in the short run of the whole suite,
-#: others for each Python. All are in the matrix, with the oldest one.
+#: others for each Python. All are in the matrix, with one JAX.
 SAMPLED = {
     "test_activation": 2, "test_balance": 2, "test_cli": 2, "test_eager_replaced": 2,
     "test_eager_traps": 2, "test_explain_agrees": 2, "test_front_equinox": 2, "test_front_nnx": 3,

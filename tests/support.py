@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import subprocess
@@ -14,11 +15,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax._src import core, literals
 from jax.experimental.layout import Format, Layout
 from observe import observe
 
 import jaxmarshal
-from jaxmarshal import _counters
+from jaxmarshal import _counters, _reference
+
+#: The installed version.
+JAX = _reference.version_tuple(jax.__version__)
 
 #: Do the live-object counters count?
 DEBUG: bool = _counters.debug_build()
@@ -84,6 +89,15 @@ def deleted_array() -> jax.Array:
     array = jax.device_put(aligned(8))
     array.delete()
     return array
+
+
+def literal(data: Any, weak_type: bool = False) -> Any:
+    """Host data as JAX has them while it traces, with a dtype that no configuration changes."""
+    data = np.asarray(data)
+    if "weak_type" in inspect.signature(literals.TypedNdArray).parameters:    # older ones
+        return literals.TypedNdArray(data, weak_type)
+    aval = core.ShapedArray(data.shape, data.dtype, weak_type=weak_type)
+    return literals.TypedNdArray(data, aval)
 
 
 def named(*spec: Any) -> jax.sharding.NamedSharding:

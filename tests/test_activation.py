@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 from child import PACKAGE_ROOT, run
+
+from jaxmarshal import _activation
+from jaxmarshal.commands import CommandError
 
 pytestmark = pytest.mark.commands
 
@@ -188,6 +192,14 @@ def test_activate_twice_and_deactivate(tmp_path):
     assert (done.returncode, done.stdout) == (0, f"removed: {file}\n")
     assert made.pth() == []
     assert made.run("-c", IS_LOADED, JAXMARSHAL="on").stdout == "False\n"
+
+
+def test_a_folder_where_python_reads_no_such_files(monkeypatch, tmp_path):
+    """It says so, and writes nothing."""
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(CommandError, match=re.escape(f"does not read .pth files in {tmp_path}")):
+        _activation.activate()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.getuid() == 0, reason="root may write anywhere")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from child import run_code
 from jax._src import core, literals
+from support import literal
 
 import jaxmarshal
 from jaxmarshal._classify import ArgKind, add_type, kind_of
@@ -45,7 +46,7 @@ PLAIN = {
     "key array": (lambda: jax.random.key(0), ArgKind.KEY_ARRAY),
     "ref": (lambda: jax.new_ref(jnp.zeros(3)), ArgKind.REF),
     "token": (lambda: core.Token(jnp.zeros(0)), ArgKind.TOKEN),
-    "typed ndarray": (lambda: literals.TypedNdArray(np.zeros(2)), ArgKind.LITERAL),
+    "typed ndarray": (lambda: literal(np.zeros(2)), ArgKind.LITERAL),
     "typed int": (lambda: literals.TypedInt(1, np.dtype(np.int32)), ArgKind.LITERAL),
     "typed float": (lambda: literals.TypedFloat(1.0, np.dtype(np.float32)), ArgKind.LITERAL),
     "typed complex": (

@@ -91,7 +91,7 @@ def test_doctor_without_a_backend():
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("version", ["0.10.1", "0.13.0"])
+@pytest.mark.parametrize("version", ["0.7.2", "0.13.0"])
 def test_an_unsupported_version(version):
     """Doctor says so and exits with 1; everything works as in JAX, and nothing is patched."""
     done = run_code(
@@ -112,7 +112,7 @@ def test_an_unsupported_version(version):
         print(jaxmarshal.stats()["device_put"]["misses_by_reason"])
         """
     )
-    text = f"JAX {version} is outside the supported range >=0.10.2,<0.13"
+    text = f"JAX {version} is outside the supported range >=0.8,<0.13"
     assert f"not supported\n  {text}\n" in done.stdout
     assert done.stdout.count(f"inactive: {text}") == len(ENTRIES)
     assert done.stdout.endswith("{'unsupported': 1}\n")

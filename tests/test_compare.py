@@ -238,7 +238,9 @@ def test_the_page_escapes(result):
         for name, run_ in result["runs"].items()
     }
     sites = [{**result["sites"][0], "function": evil}]
-    page = _flame.page({**result, "script": [evil], "sites": sites, "runs": runs}, evil)
+    changed = {**result, "script": [evil], "sites": sites, "runs": runs}
+    page = _flame.page(changed, evil)
+    assert html.escape(_compare_text.summary(changed)) in page
     assert "<img" not in page
     assert page.count("</script>") == 1
 
@@ -291,6 +293,7 @@ def test_the_page_in_a_browser(compared, folder, tmp_path, scheme):
     page = tmp_path / "page.html"
     errors = "<script>window.onerror = (text) => document.title = 'ERROR ' + text;</script>"
     text = (folder / "out.html").read_text(encoding="utf-8")
+    text = text.replace("<td>", f"<td>{'long_name_' * 30}", 1)
     page.write_text(text.replace("<style>", f"{errors}<style>", 1) + ASK, encoding="utf-8")
     found, console = opened(page.as_uri(), tmp_path, in_scheme(scheme))
     assert "<title>ERROR" not in found

@@ -267,7 +267,10 @@ def test_which_calls_are_first_ones():
     assert phases.of("a", phases.before(), 5, 6) == "steady"
     phases._heard("/jax/something_else", 1.0)
     assert phases.of("a", 1, 5, 6) == "steady"
-    assert phases.of("a", None, 5, 6) == "first"
+    known = list(phases.intervals)
+    assert phases.of("a", None, 5, 6) == phases.of("new", None, 5, 6) == "first"
+    assert phases.intervals == known    # the call that traces has them in its own
+    assert [phases.of("new", 1, 5, 6) for _ in range(3)] == ["first", "first", "steady"]
 
 
 def test_seconds_of_first_calls():

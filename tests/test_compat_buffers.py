@@ -320,7 +320,7 @@ class OpaqueAval:
 def test_numbers_of_buffers():
     """One for arrays and tokens; the user's count for the user's values."""
     assert dispatch.aval_to_num_buffers(jnp.arange(3).aval) == 1
-    assert dispatch.aval_to_num_buffers(core.AbstractToken()) == 1
+    assert dispatch.aval_to_num_buffers(jax._src.core.AbstractToken()) == 1
     with pytest.raises(TypeError) as caught:
         dispatch.aval_to_num_buffers(OpaqueAval())
     assert str(caught.value) == f"No num_buffers handler for type: {OpaqueAval}"
@@ -346,7 +346,7 @@ def test_results_of_keys_tokens_and_float0():
     (buffer,) = dispatch.device_put(key)
     found = dispatch.aval_to_result_handler(None, key.aval)(buffer)
     assert (found.dtype, jax.random.bits(found)) == (key.dtype, jax.random.bits(key))
-    token = dispatch.aval_to_result_handler(None, core.AbstractToken())(buffer)
+    token = dispatch.aval_to_result_handler(None, jax._src.core.AbstractToken())(buffer)
     assert type(token) is core.Token
     aval = jax.eval_shape(lambda: np.zeros(3, jax.dtypes.float0))
     zeros = dispatch.array_result_handler(None, aval)(buffer)

@@ -12,7 +12,7 @@ import pytest
 from jax.extend.backend import get_backend, get_compile_options
 from jax.sharding import SingleDeviceSharding
 from old_dispatch import Pair, compiled, counts, devices, entry, lower, put_pair, same
-from support import DEBUG, column_major
+from support import DEBUG, JAX, column_major
 
 import jaxmarshal
 from jaxmarshal import _counters, _execute, _plan
@@ -224,7 +224,8 @@ def test_other_memories():
         for run in (computation.call, computation.unsafe_call)[argument is pinned :]:
             found = run(argument)
             assert [y.sharding for y in found] == [y.sharding for y in jax.jit(function)(x)]
-            assert found[0].sharding.memory_kind == "pinned_host"
+            # Earlier ones leave it where it is.
+            assert (found[0].sharding.memory_kind == "pinned_host") is (JAX >= (0, 10, 2))
             assert np.array_equal(found[0], x * 2)
             assert np.array_equal(found[1], x + 1)
 

@@ -18,7 +18,7 @@ from jax._src import core, literals
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from observe import observe
 from samples import TARGETS, TRANSFORMS, device, mesh_of, targets
-from support import aligned, counts, same_as_jax
+from support import aligned, counts, literal, same_as_jax
 
 import jaxmarshal
 
@@ -58,13 +58,11 @@ NOT_PLAIN = {
     "structured": (lambda: np.zeros(2, [("a", "f4")]), "not_recorded"),
     "void": (lambda: np.zeros(2, "V4"), "not_recorded"),
     "literal": (
-        lambda: literals.TypedNdArray(aligned(3), core.ShapedArray((3,), np.dtype(np.float32))),
+        lambda: literal(aligned(3)),
         "literal",
     ),
     "weak literal": (
-        lambda: literals.TypedNdArray(
-            aligned(()), core.ShapedArray((), np.dtype(np.float32), weak_type=True)
-        ),
+        lambda: literal(aligned(()), weak_type=True),
         "literal",
     ),
     "typed int": (lambda: literals.TypedInt(3, np.dtype(np.int32)), "literal"),

@@ -15,7 +15,7 @@ from conftest import LAYOUT_OFF
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from samples import device, mesh_of, targets
-from support import ADDRESSES_COME_BACK, aligned, column_major, counts, same_as_jax
+from support import ADDRESSES_COME_BACK, JAX, aligned, column_major, counts, same_as_jax
 
 import jaxmarshal
 from jaxmarshal import _layout
@@ -315,7 +315,7 @@ def test_converted_array_shared_between_leaves():
     expected = pairs(jax.device_put)
     jaxmarshal.reset_stats()
     found = pairs(jaxmarshal.device_put)
-    assert found == expected == {True, False}
+    assert found == expected == ({True, False} if JAX >= (0, 9) else {False})
     assert counts() == (195, {"not_recorded": 5})
 
 

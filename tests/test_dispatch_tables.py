@@ -36,19 +36,22 @@ CURRENT = {code(row[0]): row[1:] for row in rows_of("dispatch.md")}
 
 
 def column() -> int:
-    """The column of the installed version: the last one that is not newer."""
+    """The column of the installed version: that of its minor version, or the last one before."""
     head = re.search(r"\| name \| (.*) \| \|", (DOCS / "dispatch.md").read_text())
     assert head
     versions = [tuple(map(int, text.split("."))) for text in head[1].split(" | ")]
     installed = tuple(map(int, re.findall(r"\d+", jax.__version__)[:4]))
+    same = [i for i, version in enumerate(versions) if version[:2] == installed[:2]]
+    if same and installed < versions[same[0]]:
+        pytest.skip(f"the table has {versions[same[0]]} instead of {installed}")
     return max(i for i, version in enumerate(versions) if version <= installed)
 
 
 def test_the_current_table_is_complete():
     """As many rows as the module has had names, each once, with a word for every version."""
     assert len(CURRENT) == len(rows_of("dispatch.md")) == 94
-    assert all(set(row[:3]) <= {"yes", "no"} for row in CURRENT.values())
-    assert all(row[3] for row in CURRENT.values() if "no" in row[:3])
+    assert all(set(row[:-1]) <= {"yes", "no"} for row in CURRENT.values())
+    assert all(row[-1] for row in CURRENT.values() if "no" in row[:-1])
 
 
 @pytest.mark.parametrize("name", CURRENT)
@@ -59,7 +62,7 @@ def test_current_name(name):
     assert hasattr(dispatch, name) == present
     if present:
         original = getattr(importlib.import_module("jax._src.dispatch"), name)
-        assert (getattr(dispatch, name) is not original) == (row[3] == "accelerated")
+        assert (getattr(dispatch, name) is not original) == (row[-1] == "accelerated")
 
 
 # --- jaxmarshal.compat.dispatch_v0_3 -------------------------------------------------------------

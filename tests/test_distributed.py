@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 PROGRAM = HERE / "distributed_process.py"
 TIMEOUT = 330    # seconds; a process ends itself before
 
-pytestmark = [pytest.mark.slow, pytest.mark.commands, pytest.mark.oldest]
+pytestmark = [pytest.mark.slow, pytest.mark.commands, pytest.mark.one_version]
 
 
 def free_port():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from eager import X, hit_by, same
 from jax import lax
-from support import deleted_array, without_jaxmarshal
+from support import JAX, deleted_array, without_jaxmarshal
 
 import jaxmarshal
 
@@ -45,16 +45,21 @@ USES = {
     "x[...]": lambda x: getitem(x, ...), "neg": lax.neg, "neg_p": lambda x: lax.neg_p.bind(x),
     "add": lambda x: lax.add(x, jnp.asarray(X)), "sum": lambda x: lax.reduce_sum(x, (0,)),
     "add host data": lambda x: lax.add(x, X), "full": lambda x: jnp.full(8, x),
-    "convert": lambda x: lax.convert_element_type(x, np.int32), "stage": lax.stage_p.bind,
+    "convert": lambda x: lax.convert_element_type(x, np.int32),
     "asarray": jnp.asarray, "array": jnp.array, "zeros": lambda x: jnp.zeros(x),
     "dtype": lambda x: jnp.zeros(3, x),
     "len": len, "iter": lambda x: list(x), "int": lambda x: getitem(x, 0).item(),
 }  # fmt: skip
+if hasattr(lax, "stage_p"):
+    USES["stage"] = lax.stage_p.bind
 
 
 
 @pytest.mark.errors
-@pytest.mark.parametrize("make", [made_by_new, half_copied, deleted_array, donated])
+@pytest.mark.parametrize("make", [
+    pytest.param(made_by_new, marks=pytest.mark.skipif(JAX < (0, 9), reason="JAX 0.8 crashes")),
+    half_copied, deleted_array, donated,
+])  # fmt: skip
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_trap_19_empty_arrays(use, make):
     """Trap 19: an array that was never filled, or is gone, gives the reference's error."""
@@ -87,7 +92,7 @@ WARNING = {
     "neg": lambda: lax.neg(LARGE), "neg of a scalar": lambda: lax.neg(np.float64(1e300)),
     "add": lambda: lax.add(LARGE, np.array([1.0])), "complex": lambda: lax.neg(LARGE * 1j),
     "add an array": lambda: lax.add(jnp.zeros(1), LARGE),
-    "stage": lambda: lax.stage_p.bind(LARGE), "asarray": lambda: jnp.asarray(LARGE),
+    "asarray": lambda: jnp.asarray(LARGE),
     "array": lambda: jnp.array(np.float64(1e300)), "nan": lambda: lax.neg(LARGE * np.nan),
     "full": lambda: jnp.full(2, 1e300, np.float32),
     "full of a scalar": lambda: jnp.full(2, np.float64(1e300)),
@@ -97,6 +102,8 @@ WARNING = {
     "many": lambda: lax.neg(np.full(20000, 1e300)),
     "strides": lambda: lax.neg(np.full(20, 1e300)[::2]),
 }  # fmt: skip
+if hasattr(lax, "stage_p"):
+    WARNING["stage"] = lambda: lax.stage_p.bind(LARGE)
 
 
 @pytest.mark.parametrize("call", WARNING.values(), ids=WARNING)
@@ -119,8 +126,10 @@ def test_trap_20_places_of_warnings(call, kind):
             except FloatingPointError as error:
                 return str(error)
 
+    jax.clear_caches()    # some versions warn while they compile
     here = found()
     with without_jaxmarshal():
+        jax.clear_caches()
         assert here == found()
         once = printed_once(call)
     assert printed_once(call) == once

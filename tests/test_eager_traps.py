@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
@@ -20,7 +21,7 @@ from jax._src import dispatch
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
-from support import transfer_log, without_jaxmarshal
+from support import JAX, transfer_log, without_jaxmarshal
 
 import jaxmarshal
 
@@ -111,11 +112,20 @@ def test_trap_4_traces():
     same(lambda: jax.vmap(function)(jnp.stack([x, x])))
 
 
+def warned_once(function, *args):
+    """Has JAX 0.8 give the warnings that it gives for the first call with a number alone."""
+    if JAX < (0, 9):
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")
+            function(*args)
+
+
 @pytest.mark.parametrize("value", HOST_DATA, ids=str)
 @pytest.mark.parametrize("make", [lax.neg, lax.abs])
 def test_trap_5_and_8_host_data(make, value):
     """Traps 5 and 8: kinds of host data, with weak types, overflow, warnings and errors."""
     same(make, X)    # so that the operation is known
+    warned_once(make, value)
     same(make, value)
 
 
@@ -157,6 +167,7 @@ def test_creations_hit(name, args):
 @pytest.mark.errors("(2, 'a')", "('ab',)", "(-1,)", "(2.0,)", "numpy.str_")
 def test_odd_creations(name, args):
     """Signs of zero, dtypes JAX has not, numbers out of range, and what is wrong."""
+    warned_once(getattr(jnp, name), *args)
     same(lambda *args: getattr(jnp, name)(*args), *args)
 
 
@@ -296,7 +307,7 @@ def test_trap_4_transfer_logs(capfd):
         return transfer_log(capfd)
 
     found = lines()
-    assert len(found) >= 12
+    assert len(found) >= (12 if hasattr(lax, "stage_p") else 8)
     with without_jaxmarshal():
         assert found == lines()
 

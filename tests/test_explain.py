@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from child import run_code
-from jax._src import core, literals, util
-from support import column_major, counts
+from jax._src import core, util
+from support import column_major, counts, literal
 from test_api import REPOSITORY
 
 import jaxmarshal
@@ -73,7 +73,7 @@ DEVICE_PUT = {
     "ref": (lambda: (1.0, jax.new_ref(jnp.ones(3))), "x[1]"),
     "key_array": (lambda: [1.0, jax.random.key(0)], "x[1]"),
     "token": (lambda: [1.0, core.Token(jnp.zeros(0))], "x[1]"),
-    "literal": (lambda: [1.0, literals.TypedNdArray(np.zeros(2))], "x[1]"),
+    "literal": (lambda: [1.0, literal(np.zeros(2))], "x[1]"),
     "deleted": (lambda: [1.0, {"a": deleted()}], "x[1]['a']"),
     "dtype": (lambda: [1.0, strings()], "x[1]"),
     "value": ([1.0, 1e300], "x[1]"),
@@ -256,7 +256,7 @@ COMPILED = {
     "not_recorded": (lambda: jax.random.key(0), "", "PRNGKeyArray"),
     "unknown_type": (lambda: "text", "", ""),
     "ref": (lambda: jax.new_ref(jnp.ones(3)), "", ""),
-    "literal": (lambda: literals.TypedNdArray(np.zeros(3, np.float32)), "", ""),
+    "literal": (lambda: literal(np.zeros(3, np.float32)), "", ""),
     "token": (lambda: core.Token(jnp.zeros(0)), "", ""),
     "tracer": (leaked_tracer, "", ""),
 }

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from child import run_code
+from support import JAX
 
 import jaxmarshal
 from jaxmarshal import _named, api
@@ -84,7 +85,9 @@ OPERATORS = [
         )
         for args in ((X, other), (other, X))
     ),
-    (operator.getitem, (X, 0)), (operator.neg, (X,)), (operator.matmul, (X, X)),
+    (operator.getitem, (X, 0)), (operator.matmul, (X, X)),
+    # A lambda function in JAX 0.8.
+    *([(operator.neg, (X,))] if JAX >= (0, 9) else []),
     (operator.truediv, (X, X)), (operator.gt, (X, X)), (operator.add, (X, X)),
 ]  # fmt: skip
 

@@ -556,6 +556,13 @@ def test_a_result_that_a_later_step_uses():
         assert ones.tolist() == [1, 1, 1]
         zeros.delete()
     assert hits() >= before + 3
+    before = dict(jaxmarshal.stats()["functions"])
+    zeros = [call()[0] for _ in range(3)]
+    zeros[0].delete()
+    assert call()[1].tolist() == [1, 1, 1]
+    after = jaxmarshal.stats()["functions"]
+    assert (after["hits"], after["misses"]) == (before["hits"] + 4, before["misses"])
+    assert len({id(x) for x in zeros}) == 3
 
 
 def test_a_scalar_that_is_donated():

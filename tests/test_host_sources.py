@@ -23,6 +23,10 @@ from support import aligned, without_jaxmarshal
 import jaxmarshal
 from jaxmarshal import _reference
 
+pytestmark = pytest.mark.skipif(
+    _reference.stage_primitive is None, reason="this JAX does not stage host data"
+)
+
 DEVICE = jax.devices()[0]
 OTHER = jax.devices()[1]
 

@@ -166,10 +166,29 @@ def test_explain_agrees():
 def test_an_int_that_python_decides_by():
     """Steps that differ in more than an argument are not taken for others."""
 
-    def function(x, i):
-        return x * 2 if i < 20 else x + i
+    functions = (
+        lambda x, i: x * 2 if i < 20 else x + i,
+        lambda x, i: x[i] * (2.0 if i < 20 else 3.0), lambda x, i: x[i] * (i + 0.5),
+        lambda x, i: x[i + 1], lambda x, i: x[i].reshape((1,) * (i % 3)),
+    )  # fmt: skip
+    for function in functions:
+        call = _replay.make_row("functions", function)
+        x = array((ROWS,))
+        for i in (*range(40), *range(40)):
+            assert np.array_equal(call(x, i), function(x, i), equal_nan=True)
 
-    call = _replay.make_row("functions", function)
+
+@pytest.mark.parametrize("name", ["an index", "a float beside it", "another int"])
+def test_an_int_that_python_computes_with(name):
+    """Steps that differ in more than the int are not taken for those of another row."""
+    function = {
+        "an index": lambda x, i: x[i], "a float beside it": lambda x, i: x[i] * (i + 0.5),
+        "another int": lambda x, i: x[i] - x[(i + 1) % ROWS],
+    }[name]  # fmt: skip
+    call = _replay.make_row("functions", function, with_index=True)
     x = array((ROWS,))
-    for i in (*range(40), *range(40)):
+    before = jaxmarshal.stats()["functions"]["hits"]
+    for i in (*range(ROWS), *range(ROWS)):
         assert np.array_equal(call(x, i), function(x, i), equal_nan=True)
+    if name == "an index":
+        assert jaxmarshal.stats()["functions"]["hits"] - before > ROWS

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import config, literals
+from jax._src import config
 from jax.sharding import NamedSharding
 from jitted import DATA, P, add_one, on, several, spread, warm
 from observe import observe
-from support import aligned, column_major
+from support import aligned, column_major, literal
 from twins import Twins, jit_counts
 
 from jaxmarshal import _layout, _reference
@@ -331,7 +331,7 @@ BAD = {
     "unsortable": lambda: {"a": jnp.ones(3), 1: jnp.ones(3)},
     "too large": lambda: 2**70,
     "too large 64": lambda: 2**31,
-    "literal": lambda: literals.TypedNdArray(np.ones(3, np.float32)),
+    "literal": lambda: literal(np.ones(3, np.float32)),
     "wrong type": lambda: np.float64(1e300),
     "none": lambda: None,
 }

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import config
+from jax._src import config, core
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jitted import DATA, P, add_one, on, several, spread, warm
+from observe import observe
 from support import ADDRESSES_COME_BACK, column_major, config_updated
 from twins import Twins, jit_counts
 
@@ -410,6 +411,7 @@ def test_trap_4_no_tracing():
 def test_trap_4_explanations_and_logs(caplog):
     """Trap 4: cache misses are explained and compilations logged as often as in plain JAX."""
     x, y = jnp.ones(3), jnp.ones(4)
+    jax.eval_shape(lambda x, y: (x + 1, y + 1), x, y)    # some versions tell of the sum once
     logged = []
     for jit in (jax.jit, jaxmarshal.jit):
         for context in (jax.explain_cache_misses, jax.log_compiles):
@@ -422,6 +424,28 @@ def test_trap_4_explanations_and_logs(caplog):
     assert logged[0] and logged[1]
     assert logged[:2] == logged[2:]
     assert jit_counts() == (6, {"not_recorded": 2, "aval": 2})
+
+
+def test_trap_4_no_trace():
+    """Trap 4: a thread that never traced hits; where JAX holds no trace, all is left to it."""
+    twins, seen = Twins(lambda: lambda x: x + 1), []
+    x = jnp.ones(3)
+    warm(twins, lambda: (x,))
+
+    def work():
+        jit_counts()
+        found = [twins.fast(x).tolist() for _ in range(3)]
+        hits, _ = jit_counts()
+        with core.set_current_trace(None):
+            outcomes = [observe(f, x)[:1] for f in (twins.plain, twins.fast)]
+        none, _ = jit_counts()
+        seen.append((found, hits, outcomes[0] == outcomes[1], none))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    work()
+    assert seen == [([[2.0] * 3] * 3, 3, True, 0)] * 2
 
 
 def test_trap_4_in_a_trace():

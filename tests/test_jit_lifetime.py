@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from child import run_code, said
 from jitted import Fussy, add_one, counting, on, warm
-from support import DEBUG
+from support import DEBUG, JAX
 from twins import Twins, jit_counts
 
 import jaxmarshal
@@ -201,7 +201,8 @@ def test_trap_11_static_arguments_die(how):
         gc.collect()
         seen.append([*log, gone() is None])
     assert seen[0] == seen[1]
-    assert seen[0] == [False, how == "clear_caches"]
+    # JAX 0.8 lets go of it with the function alone.
+    assert seen[0] == [False, how == ("clear_caches" if JAX >= (0, 9) else "collect")]
 
 
 def test_trap_11_garbage_of_callers():

@@ -60,6 +60,7 @@ def test_the_line_magic(tmp_path):
     assert shell.run_cell("%jaxmarshal nonsense").error_in_exec is not None
     cell("%unload_ext jaxmarshal")
     assert "jaxmarshal" not in shell.magics_manager.magics["line"]
+    assert "jaxmarshal" not in shell.magics_manager.magics["cell"]
     """,
         IPYTHONDIR=str(tmp_path),
     )

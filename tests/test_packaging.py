@@ -95,8 +95,8 @@ def test_extras():
 def test_wheels_are_built_for_the_pythons_that_are_tested():
     """The matrix, the wheels and the classifiers name the same versions."""
     noxfile = (REPOSITORY / "noxfile.py").read_text()
-    matrix = re.search(r"^MATRIX = (\{.*?\})", noxfile, re.MULTILINE)
-    versions = sorted(ast.literal_eval(matrix[1]).values())
+    matrix = re.search(r"^MATRIX = (\{.*?\})", noxfile, re.MULTILINE | re.DOTALL)
+    versions = sorted(set(ast.literal_eval(matrix[1]).values()))
     wheels = PROJECT["tool"]["cibuildwheel"]["build"]
     assert wheels == [f"cp{version.replace('.', '')}-*" for version in versions]
     classifiers = "\n".join(PROJECT["project"]["classifiers"])

@@ -277,4 +277,6 @@ def test_trap_5_donated_arguments_and_the_log():
     errors, log = zip(*(divide(lines) for lines in said), strict=True)
     assert errors[0] == errors[1] and len(errors[0]) == 2 * len(ENTRIES)
     assert log[0] == log[1]
-    assert len(log[0]) == (0 if _reference.looks_for_donated else 8)
+    # jaxlib 0.10.1 and 0.10.2 run, fail and say so; earlier ones are silent, later ones look first.
+    jaxlib = _reference.version_tuple(_reference.JAXLIB_VERSION)
+    assert len(log[0]) == (8 if (0, 10, 1) <= jaxlib < (0, 11) else 0)

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from support import JAX
+
 from jaxmarshal import _reference
 from jaxmarshal.reasons import REASONS
 
@@ -118,11 +120,19 @@ def test_the_search_finds_what_is_there():
     assert len(SOURCES) > 50
 
 
+#: Fields of primitives in JAX 0.8 to 0.10.0.
+GONE = {"map_primitive", "to_lojax"}
+
+
 def test_fields_that_plans_are_made_of_are_expected():
     """No version that is supported has a field that nobody here has looked at."""
     assert _reference.unknown_fields == {}
     for name, expected in _reference.EXPECTED_FIELDS.items():
-        assert set(_reference.FOUND_FIELDS[name]) == expected, name
+        found = set(_reference.FOUND_FIELDS[name])
+        if JAX >= (0, 10, 2):
+            assert found == expected - GONE, name
+        else:    # some came later
+            assert found and found <= expected, name
 
 
 def test_reasons_are_those_of_the_enum_by_name():

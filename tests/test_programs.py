@@ -66,7 +66,7 @@ def test_libraries_are_those_of_the_extra(here):
 
 
 @pytest.mark.slow
-@pytest.mark.oldest
+@pytest.mark.one_version
 @pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without words")
 def test_loops_on_both_sides(tmp_path):
     """Same bits, and exactly these hits and misses a step."""
@@ -83,7 +83,7 @@ def test_loops_on_both_sides(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.oldest
+@pytest.mark.one_version
 @pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without words")
 def test_loop_of_a_library(tmp_path):
     """optax outside of `jit`: same bits, and every call is fast or has a reason."""
@@ -100,7 +100,7 @@ def test_loop_of_a_library(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.oldest
+@pytest.mark.one_version
 def test_missing_library_is_named(tmp_path):
     """It is skipped, in the output, the file and the table, and nothing else fails."""
     (tmp_path / "gymnax.py").write_text("raise ImportError('not with this JAX')\n")
@@ -111,7 +111,7 @@ def test_missing_library_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.oldest
+@pytest.mark.one_version
 def test_failing_loop_is_named(tmp_path):
     """A loop that does not run is no loop that is left out: exit status 1."""
     (tmp_path / "gymnax.py").write_text("")    # it imports, and has nothing

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
+import logging
+import sys
 import threading
 from pathlib import Path
 
@@ -65,6 +68,57 @@ def test_one_call_is_one_call(call):
         if call == "x[...]" and not LAYOUT_OFF:
             assert jaxmarshal.stats()["jit"]["hits"] == 20    # two steps each
             assert _stats.inner()["jit"]["hits"] == 20
+
+
+def noticed(*args, **kwargs):
+    """In the place of a function of jaxmarshal's, in whose module it runs."""
+    import sys
+
+    sys.noticed.append(1)
+
+
+def every_python_function():
+    """All functions of jaxmarshal's that are written in Python, methods too."""
+    for name, module in [*sys.modules.items()]:
+        if name.partition(".")[0] != "jaxmarshal" or module is None:
+            continue
+        spaces = [vars(module), *(vars(x) for x in vars(module).values() if isinstance(x, type))]
+        for found in [x for space in spaces for x in space.values()]:
+            if (
+                inspect.isfunction(found) and not found.__closure__
+                and found.__code__.co_filename.startswith(str(Path(jaxmarshal.__file__).parent))
+            ):  # fmt: skip
+                yield found
+
+
+@pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without object layout")
+@pytest.mark.parametrize("call", [*CALLS, "jitted", "compiled"])
+def test_log_and_report_cost_hits_nothing(call, caplog, monkeypatch):
+    """With the log on and a report asked for, no Python of jaxmarshal's runs in a hit."""
+    caplog.set_level(logging.DEBUG, "jaxmarshal")
+    monkeypatch.setattr(sys, "noticed", [], raising=False)
+    x = jnp.arange(8.0)
+    function = {"jitted": jax.jit(jnp.sin), "compiled": jax.jit(jnp.cos).lower(x).compile()}.get(
+        call, CALLS.get(call)
+    )
+    with jaxmarshal.installed():
+        for _ in range(10):
+            function(x)
+        str(jaxmarshal.report())
+        jaxmarshal.reset_stats()
+        caplog.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            for python in {*every_python_function()}:
+                patch.setattr(python, "__code__", noticed.__code__)
+            for _ in range(20):
+                function(x)
+            found = [*sys.noticed], [*caplog.records]
+            with pytest.raises(TypeError):
+                jaxmarshal.device_put(object())    # a miss, which is logged
+        counts = jaxmarshal.stats()
+        assert found == ([], []) and sys.noticed
+        assert sum(count["hits"] for count in counts.values()) >= 20
+        assert sum(count["misses"] for count in counts.values()) == 1
 
 
 def test_calls_that_fail_are_over():
@@ -211,6 +265,13 @@ def test_functions_that_share_a_row():
     assert report.tracing == 3
 
 
+def test_names_in_a_notebook():
+    """They are text, whatever they look like."""
+    functions = {"<lambda> (jit), s.py:1": counts(10)}
+    page = _report.Report({"jit": {**counts(10), "by_function": functions}})._repr_html_()
+    assert "&lt;lambda&gt; (jit), s.py:1</td>" in page and "<lambda>" not in page
+
+
 def test_a_function_that_never_hits():
     """Its misses are those of one function: no first calls."""
     functions = {"f (jit), s.py:1": counts(0, not_recorded=1000)}
@@ -336,6 +397,25 @@ def test_nothing_is_measured_where_it_would_be_seen():
     assert found == [None]
     assert _saving.saved("getitem", 0) is None
     assert _saving.saved("shard_args", 5) is None
+
+
+def test_a_saving_is_between_jax_and_ours(monkeypatch):
+    """What is timed is JAX's own function while all step aside, and ours while none does."""
+    timed = []
+
+    def seconds(call):
+        is_alone = core.__doc__ == "JAX alone"
+        timed.append((is_alone, call.func))
+        return 5.0 if is_alone else 2.0
+
+    monkeypatch.setattr(_saving, "_seconds", seconds)
+    _saving.of_a_call.cache_clear()
+    try:
+        assert _saving.of_a_call("getitem") == 3.0
+    finally:
+        _saving.of_a_call.cache_clear()
+    (entry,) = [entry for entry in _install.ENTRY_POINTS if entry.name == "getitem"]
+    assert set(timed) == {(True, entry.original), (False, entry.accelerated)}
 
 
 def test_no_calls():

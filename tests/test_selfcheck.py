@@ -53,7 +53,7 @@ def doctor(monkeypatch, capsys, checks, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.oldest
+@pytest.mark.one_version
 @pytest.mark.parametrize("devices", [1, 8])
 def test_everything_is_checked(devices):
     """All checks pass on one device and on several; every entry point has had fast calls."""

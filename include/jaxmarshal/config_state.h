@@ -12,13 +12,16 @@ typedef struct {
     PyObject *expected;
     PyObject *type;
     int seen;   /* values that are `expected` */
-    int others; /* values that are not */
+    int nones;  /* values that are None, and not expected */
+    int others; /* all other values */
 } jm_state_visit;
 
 static int jm_state_visitor(PyObject *value, void *arg) {
     jm_state_visit *visit = (jm_state_visit *)arg;
     if (value == visit->expected) {
         visit->seen++;
+    } else if (value == Py_None) {
+        visit->nones++;
     } else if (value != visit->type) {
         visit->others++;
     }
@@ -29,9 +32,18 @@ static int jm_state_visitor(PyObject *value, void *arg) {
    tp_traverse of the C++ class behind `state`. Needs the GIL; borrows; cannot fail. */
 static inline int jm_state_is_everywhere(traverseproc traverse, PyObject *state,
                                          PyObject *expected) {
-    jm_state_visit visit = {expected, (PyObject *)Py_TYPE(state), 0, 0};
+    jm_state_visit visit = {expected, (PyObject *)Py_TYPE(state), 0, 0, 0};
     traverse(state, jm_state_visitor, &visit);
-    return visit.seen > 0 && visit.others == 0;
+    return visit.seen > 0 && visit.nones == 0 && visit.others == 0;
+}
+
+/* The same for a state whose global value is None, which is that of every thread without one of its
+   own: has each thread this value, or none? A thread that has set None makes it two. */
+static inline int jm_state_is_in_threads(traverseproc traverse, PyObject *state,
+                                         PyObject *expected) {
+    jm_state_visit visit = {expected, (PyObject *)Py_TYPE(state), 0, 0, 0};
+    traverse(state, jm_state_visitor, &visit);
+    return visit.nones == 1 && visit.others == 0;
 }
 
 #endif

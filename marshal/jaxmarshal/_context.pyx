@@ -11,6 +11,7 @@ from jaxmarshal import _reference
 cdef extern from "jaxmarshal/config_state.h":
     ctypedef int (*traverseproc)(PyObject*, void*, void*) noexcept
     bint jm_state_is_everywhere(traverseproc traverse, object state, object expected) noexcept
+    bint jm_state_is_in_threads(traverseproc traverse, object state, object expected) noexcept
     ctypedef struct PyTypeObject:
         traverseproc tp_traverse
 
@@ -31,7 +32,8 @@ cdef object _post_hook = _reference.post_hook
 cdef object _debug_nans = _reference.debug_nans
 cdef object _debug_infs = _reference.debug_infs
 cdef object _current_trace = _reference.current_trace
-cdef object _eval_trace = _reference.eval_trace
+cdef object _no_trace = _reference.no_trace
+cdef bint _holds_traces = _reference.HOLDS_TRACES
 cdef object _host_guard = _reference.host_to_device_guard
 cdef object _device_guard = _reference.device_to_device_guard
 cdef object _fetch_guard = _reference.device_to_host_guard
@@ -118,9 +120,21 @@ cdef bint state_is(object state, object expected) except -1:
     return state.value is expected
 
 
+cdef bint _is_tracing() except -1:
+    if _holds_traces:
+        return not state_is(_current_trace, _no_trace)
+    # Weak references; and None in a thread that has not traced yet.
+    if _traverse != NULL and jm_state_is_in_threads(_traverse, _current_trace, _no_trace):
+        return False
+    value = _current_trace.value
+    if value is not None:
+        return value is not _no_trace
+    return _reference.trace_holder.trace is not _reference.eval_trace
+
+
 cdef tuple _words(int* reason):
     """The current trace context, or None while a trace or a profile is in progress."""
-    if not state_is(_current_trace, _eval_trace):
+    if _is_tracing():
         reason[0] = TRACE
         return None
     if PyObject_CallNoArgs(_profiling) is not False:

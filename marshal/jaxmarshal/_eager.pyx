@@ -367,4 +367,5 @@ cdef int _note_quietly(
 
 
 bind = make_method(<vectorcallfunc>_bind_operation, _bind)
-_staging.stage_function = partial(bind, _stage_primitive)
+if _stage_primitive is not None:
+    _staging.stage_function = partial(bind, _stage_primitive)

@@ -3,6 +3,9 @@
 All need the GIL and borrow their arguments; what is returned as an object is owned by the caller.
 """
 
+# Does JAX hand on views of host data? Before 0.9 it hands on the argument itself.
+cdef bint hands_on_views
+
 # Has an array weak references? JAX's cache of converted arrays holds one for each of its entries.
 cdef bint is_watched(object array) noexcept
 

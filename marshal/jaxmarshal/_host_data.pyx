@@ -58,6 +58,10 @@ cdef extern from *:
     bint jm_is_native(object array) noexcept
 
 cdef object _canonicalize = _reference.canonicalize_value
+cdef object _literal_type = _reference.TypedNdArray
+cdef bint hands_on_views = (
+    isinstance(_literal_type, type) and issubclass(_literal_type, cnp.ndarray)
+)
 cdef object _collect_garbage = _reference.collect_garbage
 
 
@@ -75,6 +79,8 @@ cdef object canonical_array(
     object array, int typenum, Py_ssize_t ndim, const Py_ssize_t* dims
 ):
     found = _canonicalize(array)
+    if not cnp.PyArray_Check(found) and type(found) is _literal_type:
+        found = found.val    # before JAX 0.9 it holds an array, and is none
     if (
         not cnp.PyArray_Check(found) or cnp.PyArray_TYPE(found) != typenum
         or not jm_is_native(found) or cnp.PyArray_NDIM(found) != ndim
@@ -89,7 +95,7 @@ cdef object cast_array(object array, object dtype):
 
 
 cdef object view_of_base(object array):
-    if not jm_is_plain_array(array) or jm_base(array) == NULL:
+    if not hands_on_views or not jm_is_plain_array(array) or jm_base(array) == NULL:
         return array
     return jm_view(array)
 

@@ -14,7 +14,7 @@ from jaxmarshal._classify cimport JM_ARRAY, JM_BOOL, JM_NDARRAY, JM_NP_SCALAR
 from jaxmarshal._context cimport Context, state_is, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG, counters, jm_counters
 from jaxmarshal._host_data cimport (
-    canonical_array, cast_array, cut_array, is_watched, view_of_base
+    canonical_array, cast_array, cut_array, hands_on_views, is_watched, view_of_base
 )
 from jaxmarshal._layout cimport is_gone
 from jaxmarshal._scalars cimport narrows_silently, scalar_array
@@ -316,7 +316,8 @@ cdef list _shards(object host, TargetPlan plan, LeafPlan leaf):
     cdef list shards = []
     if starts == NULL:
         return [view_of_base(host) for _ in range(len(plan.devices))]
-    owner = (host,)    # an array would not be kept itself where it is a view
+    # JAX keeps the array, and before 0.9 what numpy keeps of a part of it: what it is a view of.
+    owner = (host,) if hands_on_views else host
     for _ in range(leaf.shard_count):
         shards.append(cut_array(host, owner, starts, starts + leaf.ndim))
         starts += 2 * leaf.ndim
@@ -324,7 +325,12 @@ cdef list _shards(object host, TargetPlan plan, LeafPlan leaf):
 
 
 cdef object sharding_for(TargetPlan plan, object target):
-    return target if plan.is_sharding and not plan.of_spec else plan.sharding
+    if not plan.of_spec:
+        return target if plan.is_sharding else plan.sharding
+    if plan.sharding.spec is target:
+        return plan.sharding
+    # Before JAX 0.10 equal specs are several objects, and the result has that of the call.
+    return _named_type(plan.sharding.mesh, target)
 
 
 cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=False):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
-LOWER_BOUND = (0, 10, 2)
+LOWER_BOUND = (0, 8)
 UPPER_BOUND = (0, 13)
 
 
@@ -160,11 +160,16 @@ def _state(function: Any) -> tuple[str, ...]:
         return ()
 
 
+#: Is `jax.random` written in several modules? In one before JAX 0.10.2.
+HAS_RANDOM_MODULES: bool = hasattr(jax._src.random, "__path__")
+
 # --- Types ---------------------------------------------------------------------------------------
 ArrayImpl = _lookup("jax._src.array", "ArrayImpl")
 Tracer = _lookup("jax._src.core", "Tracer")
 Ref = _lookup("jax._src.core", "Ref")
 Token = _lookup("jax._src.core", "Token")
+#: Where JAX has its typed keys: a module of its own before JAX 0.10.2.
+PRNG = "jax._src.random.prng" if HAS_RANDOM_MODULES else "jax._src.prng"
 PRNGKeyArray = _lookup("jax._src.random", "prng.PRNGKeyArray")
 TypedNdArray = _lookup("jax._src.literals", "TypedNdArray")
 typed_scalar_types = _lookup("jax._src.literals", "typed_scalar_types") or frozenset()
@@ -177,12 +182,18 @@ ShapedArray = _lookup("jax._src.core", "ShapedArray")
 
 # --- State that decides what a call does ---------------------------------------------------------
 trace_context = _lookup("jax._src.config", "trace_context")
-trace_context_names = _lookup("jax._src.config", "trace_context_names")
 config_states = _lookup("jax._src.config", "config_states")
 trace_state_clean = _lookup("jax._src.core", "trace_state_clean")
 ConfigState = _lookup("jaxlib._jax", "config.Config")
-current_trace = _lookup("jax._src.core", "trace_state_strong_ref")
 eval_trace = _lookup("jax._src.core", "eval_trace")
+#: The state that holds the current trace, and what it holds outside of all traces. Before JAX 0.10
+#: it is a weak reference, or None in a thread that has not traced yet.
+HOLDS_TRACES: bool = not hasattr(jax._src.config, "trace_state")
+if HOLDS_TRACES:
+    current_trace = _lookup("jax._src.core", "trace_state_strong_ref")
+else:
+    current_trace = _lookup("jax._src.config", "trace_state")
+no_trace = eval_trace if HOLDS_TRACES else getattr(eval_trace, "_weakref", eval_trace)
 trace_holder = _lookup("jax._src.core", "trace_ctx")
 StagingTrace = _lookup("jax._src.interpreters.partial_eval", "DynamicJaxprTrace")
 profiling = _lookup("jax._src.lib", "_profiler.TraceMe.is_enabled")
@@ -256,6 +267,10 @@ PjitFunction = _lookup("jaxlib._jax", "PjitFunction")
 FastpathData = _lookup("jax._src.interpreters.pxla", "MeshExecutableFastpathData")
 #: Does jaxlib's own call ask whether an argument was donated before it runs? Later ones do.
 looks_for_donated: bool = version_tuple(JAXLIB_VERSION) >= (0, 11)
+#: Does XLA make one kernel of concatenations of concatenations? Later ones make one for each.
+fuses_nested_concatenations: bool = version_tuple(JAXLIB_VERSION) < (0, 11)
+#: Does a warning of `jax.jit` name the file of whoever called? Before, it names JAX's.
+jit_warns_its_caller: bool = version_tuple(JAX_VERSION) >= (0, 10, 2)
 #: What makes the data that jaxlib keeps of a call of a jitted function.
 fastpath_data = _lookup("jax._src.pjit", "_get_fastpath_data")
 #: The inputs of the program of a call of a jitted function; traces it where JAX's caches lack it.
@@ -284,7 +299,7 @@ optimization_level = _lookup("jax._src.config", "optimization_level")
 memory_fitting_level = _lookup("jax._src.config", "memory_fitting_level")
 device_context = _lookup_in_either("device_context", "jax._src.mesh", "jax._src.config")
 #: The configuration states that jitted functions depend on and the trace context lacks. Some came
-#: with later versions.
+#: with later versions, and one is gone.
 jit_key_states: tuple[Any, ...] = (
     optimization_level,
     memory_fitting_level,
@@ -294,6 +309,7 @@ jit_key_states: tuple[Any, ...] = (
         for name in (
             "jax_pallas_auto_assign_collective_ids",
             "jax_pallas_auto_assign_collective_ids_limit",
+            "safer_randint",
         )
         if hasattr(jax._src.config, name)
     ),
@@ -304,7 +320,8 @@ Primitive = _lookup("jax._src.core", "Primitive")
 primitive_bind = _lookup("jax._src.core", "Primitive.bind")
 xla_primitive_callable = _lookup("jax._src.dispatch", "xla_primitive_callable")
 apply_primitive = _lookup("jax._src.dispatch", "apply_primitive")
-stage_primitive = _lookup("jax._src.core", "stage_p")
+#: Makes arrays of data on the host since JAX 0.10.1; what made them before is `device_put`.
+stage_primitive = lookup_quietly("jax._src.core", "stage_p")
 jit_primitive = _lookup("jax._src.pjit", "jit_p")
 convert_primitive = _lookup("jax._src.lax.lax", "convert_element_type_p")
 convert_bind_with_trace = _lookup("jax._src.lax.lax", "_convert_element_type_bind_with_trace")
@@ -338,7 +355,7 @@ legacy_prng_key = _lookup("jax._src.config", "legacy_prng_key")
 enable_custom_prng = _lookup("jax._src.config", "enable_custom_prng")
 default_prng_impl = _lookup("jax._src.config", "default_prng_impl")
 #: JAX's own kinds of typed keys; a program can define others, by functions of its own.
-all_prng_impls = lookup_quietly("jax._src.random.prng", "prngs") or {}
+all_prng_impls = lookup_quietly(PRNG, "prngs") or {}
 prng_impls: tuple[Any, ...] = tuple(
     impl for impl in all_prng_impls.values()
     if all(
@@ -347,8 +364,8 @@ prng_impls: tuple[Any, ...] = tuple(
     )
 )  # fmt: skip
 prng_impl_names = frozenset(impl.name for impl in prng_impls)
-random_wrap = lookup_quietly("jax._src.random.prng", "random_wrap")
-random_unwrap = lookup_quietly("jax._src.random.prng", "random_unwrap")
+random_wrap = lookup_quietly(PRNG, "random_wrap")
+random_unwrap = lookup_quietly(PRNG, "random_unwrap")
 #: The configuration states that functions of `jax.random` depend on and the trace context lacks.
 numpy_key_states: tuple[Any, ...] = (legacy_prng_key, enable_custom_prng, default_prng_impl)
 #: Types of parameters that are values: their instances own nothing but plain values, and JAX's own.
@@ -426,8 +443,8 @@ function_rules = _places(
     "jax._src.numpy.lax_numpy", "jax._src.numpy.linalg", "jax._src.numpy.reductions",
     "jax._src.numpy.sorting", "jax._src.numpy.tensor_contractions", "jax._src.numpy.ufuncs",
     "jax._src.numpy.ufunc_api", "jax._src.ops.scatter", "jax._src.ops.special", "jax._src.pjit",
-    "jax._src.random", "jax._src.random.core", "jax._src.random.prng",
-    "jax._src.random.threefry2x32", "jax._src.random.prng:PRNGKeyArray",
+    "jax._src.random", PRNG, f"{PRNG}:PRNGKeyArray",
+    *(["jax._src.random.core", "jax._src.random.threefry2x32"] if HAS_RANDOM_MODULES else []),
     "jax._src.api", "jax._src.api_util", "jax._src.tree_util", "jax._src.named_sharding",
     "jax._src.numpy.scalar_types",
     "jax._src.named_sharding:NamedSharding", "jax._src.partition_spec:PartitionSpec",
@@ -479,7 +496,7 @@ EXPECTED_FIELDS: dict[str, frozenset[str]] = {
     )),
     "jax._src.core.Primitive": frozenset((
         "multiple_results", "call_primitive", "ref_primitive", "skip_canonicalization",
-        "ref_allocating", "is_effectful",
+        "ref_allocating", "is_effectful", "map_primitive", "to_lojax",
     )),
 }  # fmt: skip
 #: The fields that these objects have here.
@@ -528,7 +545,7 @@ HAVE_JIT: bool = _have(
     cache_miss_code, *jit_key_states, abstract_mesh, disable_jit, flags=("HAVE_EXECUTE",),
 )
 HAVE_RULES: bool = _have(
-    "HAVE_RULES", *bind_rules, *numpy_rules, stage_primitive, eval_trace, dict_versions
+    "HAVE_RULES", *bind_rules, *numpy_rules, eval_trace, dict_versions
 )
 if not HAVE_RULES:
     bind_rules = numpy_rules = function_rules = []
@@ -536,7 +553,7 @@ if not HAVE_CONTEXT:
     placement_rules = []
 HAVE_EAGER: bool = _have(
     "HAVE_EAGER", Primitive, primitive_bind, xla_primitive_callable, apply_primitive,
-    stage_primitive, convert_bind_with_trace, canonicalize_value, jax_dtypes, enable_x64,
+    convert_bind_with_trace, canonicalize_value, jax_dtypes, enable_x64,
     jit_primitive, known_fields["jax._src.core.Primitive"], flags=("HAVE_JIT", "HAVE_RULES"),
 )
 HAVE_REPLAY: bool = _have(

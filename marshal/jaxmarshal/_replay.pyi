@@ -26,6 +26,7 @@ def make_row(
     written: str | None = None,
     with_functions: bool = False,
     host: int = 0,
+    with_index: bool = False,
 ) -> Callable[..., Any] | None: ...
 def make_object_call(
     entry: str, reference: Any, functions: list[tuple[Any, Number | None, str]]

@@ -815,7 +815,7 @@ HOST_ITSELF, HOST_OR_ITEMS, HOST_AS_OPERAND = HOST, HOST_ARRAYS, HOST_OPERAND
 
 def make_row(
     str entry, reference, Number number=None, str left_with=None, str written=None,
-    bint with_functions=False, HostData host=NO_HOST,
+    bint with_functions=False, HostData host=NO_HOST, bint with_index=False,
 ):
     """The replacement of a function of the reference whose calls are replayed.
 
@@ -829,6 +829,7 @@ def make_row(
       host: whether its first argument, or the second one of an operator, may be host data, of which
         it decides by no more than dtype and shape: `HOST_ITSELF`, `HOST_OR_ITEMS`,
         `HOST_AS_OPERAND`.
+      with_index: whether it takes an array and one of its rows, and does the same for each row.
     """
     cdef Method method
     cdef Row row
@@ -840,6 +841,7 @@ def make_row(
     row.left_with = left_with
     row.with_functions = with_functions
     row.host = host
+    row.index_key = (reference, "an index") if with_index else None
     row.named = named_number(entry, written) if written else 0
     return method
 
@@ -922,6 +924,4 @@ def method_calling(function):
 zeros = make_row("zeros", _reference.jnp_zeros)
 ones = make_row("ones", _reference.jnp_ones)
 full = make_row("full", _reference.jnp_full)
-getitem = make_row("getitem", _reference.array_getitem)
-if getitem is not None:
-    (<Row>(<Method>getitem).inner).index_key = (_reference.array_getitem, "an index")
+getitem = make_row("getitem", _reference.array_getitem, with_index=True)

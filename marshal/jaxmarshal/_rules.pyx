@@ -132,7 +132,9 @@ cdef frozenset _refused = frozenset(("bind", "is_high"))
 
 
 # And these make it one that only the reference can run.
-cdef tuple _false_only = ("ref_primitive", "ref_allocating", "call_primitive")
+cdef tuple _false_only = (
+    "ref_primitive", "ref_allocating", "call_primitive", "map_primitive"
+)
 
 cdef object _primitive_type = _reference.Primitive
 cdef object _apply_primitive = _reference.apply_primitive
@@ -228,7 +230,7 @@ cdef bint binds_as_jax_has_it(object prim) except -1:
 
 
 cdef Attributes _stage_attributes = None
-if _reference.HAVE_RULES:
+if _reference.HAVE_RULES and _reference.stage_primitive is not None:
     _stage_attributes = attributes_of(_reference.stage_primitive)
 
 

@@ -180,7 +180,7 @@ cdef PyObject* _call(
 ) except? NULL:
     """A function of `jax.numpy` that makes arrays."""
     cdef int kind
-    if names == NULL and PyVectorcall_NARGS(nargsf) == 1:
+    if names == NULL and PyVectorcall_NARGS(nargsf) == 1 and _stage_primitive is not None:
         kind = jm_kind_of_type(&types, Py_TYPE(args[0]))
         if jm_kind_is_host(kind):
             if (<rules_type>stage_is_untouched)():

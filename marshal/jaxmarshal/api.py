@@ -83,7 +83,9 @@ def _jit_or_packing(*args: Any, pack_host: bool = False, **kwargs: Any) -> Any:
         if not args:
             return lambda function: HostJit(function, _jit.jit, kwargs)
         return HostJit(args[0], _jit.jit, kwargs)
-    if kwargs.get("device") is None and kwargs.get("backend") is None:
+    if not _reference.jit_warns_its_caller or (
+        kwargs.get("device") is None and kwargs.get("backend") is None
+    ):
         return _jit.jit(*args, **kwargs)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

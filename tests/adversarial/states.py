@@ -48,6 +48,7 @@ VALUES: dict[str, tuple | Callable[[], tuple]] = {
     "jax_compiler_enable_remat_pass": OFF,
     "jax_custom_jvp3": ON,
     "jax_custom_vjp3": ON,
+    "jax_safer_randint": OFF,    # JAX 0.8
     "jax_debug_infs": ON,
     "jax_debug_key_reuse": ON,
     "jax_debug_log_modules": ("jax._src.interpreters.pxla", "jax._src.dispatch"),
@@ -97,7 +98,8 @@ VALUES: dict[str, tuple | Callable[[], tuple]] = {
     "jax_pallas_auto_assign_collective_ids_limit": (7,),
     "jax_pallas_enable_debug_checks": ON,
     "jax_pallas_poison_buffers": ON,
-    "jax_pallas_use_mosaic_gpu": OFF,
+    # Off by default in JAX 0.8, and gone from 0.12.
+    "jax_pallas_use_mosaic_gpu": OFF if getattr(jax.config, "jax_pallas_use_mosaic_gpu", 1) else ON,
     "jax_pallas_verbose_errors": ON,
     "jax_pgle_aggregation_percentile": (50,),
     "jax_pgle_profiling_runs": (1,),
@@ -143,6 +145,14 @@ EXPORT = "read by jax.export alone"
 SEVERAL = "read where several processes take part, whose calls all go to JAX"
 
 IRRELEVANT: dict[str, str] = {
+    # Of JAX 0.8 to 0.10.
+    "allow_ragged_dot_tpu_explicit_transpose": "read when a program is lowered for TPUs",
+    "jax_collectives_common_channel_id": "read when a program is lowered",
+    "jax_default_dtype_bits": "has no effect any more",
+    "jax_experimental_colocated_python_object_use_weakrefs_at_backend": BACKEND,
+    "jax_enable_custom_vjp_by_custom_transpose": "read when a function is differentiated",
+    "jax_pmap_no_rank_reduction": "read by pmap",
+    "jax_pmap_shmap_merge": "read by pmap",
     "jax_backend_target": BACKEND,
     "jax_check_proxy_envs": SEVERAL,
     "jax_compilation_cache_check_contents": COMPILING,
@@ -299,7 +309,7 @@ def known_names() -> set[str]:
     """The names of all states and flags in the installed JAX."""
     return {
         *all_states(), *jax.config._value_holders, *jax_config.config_states,
-        *jax_config.trace_context_names(),
+        *getattr(jax_config, "trace_context_names", list)(),    # since JAX 0.10.1
     }  # fmt: skip
 
 

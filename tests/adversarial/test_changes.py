@@ -6,6 +6,7 @@ import pytest
 from changes import NOT_HEARD, all_changes, clearings, edits, replacements
 from entries import ENTRIES
 from harness import compare, report
+from jax._src import core
 
 
 def check(changes, names=None, deep=True):
@@ -31,7 +32,8 @@ QUICK = (
 def test_quick():
     """One change after the other under warm caches of all entry points."""
     known = {change.name: change for change in all_changes()}
-    check([known[name] for name in QUICK], deep=False)
+    absent = {"stage_p.bind_with_trace replaced"} if not hasattr(core, "stage_p") else set()
+    check([known[name] for name in QUICK if name not in absent], deep=False)
 
 
 def test_what_is_not_heard_is_there():
@@ -78,7 +80,7 @@ def test_edits(name):
 
 
 @pytest.mark.slow
-@pytest.mark.oldest
+@pytest.mark.one_version
 @pytest.mark.parametrize("name", ENTRIES)
 def test_replacements(name):
     """An implementation, a handler, or a function on the way is replaced."""

@@ -48,7 +48,7 @@ def outcomes(side: str) -> tuple[dict[str, object], int]:
 
 
 @pytest.mark.slow
-@pytest.mark.oldest
+@pytest.mark.one_version
 def test_objects():
     """Each odd object, in each place."""
     expected, _ = outcomes("jax")

@@ -24,12 +24,18 @@ def test_each_state_is_named():
     assert not states.known_names() - named, "name what is new in JAX in states.py"
 
 
+#: What JAX has while tests are collected: some tests leave "allow" where nothing was set.
+AT_FIRST = {
+    name: {**states.all_states(), **jax.config._value_holders}[name].value
+    for name in set(states.VALUES) & states.known_names()
+}
+
+
 def test_values_are_others():
     """No value of the table is what JAX has already."""
-    for name in set(states.VALUES) & states.known_names():
-        known = jax.config._value_holders
-        holder = known[name] if name in known else states.all_states()[name]
-        assert holder.value not in states.values(name), name
+    assert len(AT_FIRST) > 50
+    for name, value in AT_FIRST.items():
+        assert value not in states.values(name), name
 
 
 @pytest.mark.slow
@@ -80,7 +86,7 @@ EVERY = 1 if os.environ.get("JAXMARSHAL_ALL_STATES") else 2
 
 
 @pytest.mark.slow
-@pytest.mark.oldest
+@pytest.mark.one_version
 @pytest.mark.parametrize("part", range(len(PARTS)), ids=lambda i: f"{PARTS[i][0]}..{PARTS[i][-1]}")
 def test_states(part):
     """All states, some with the same warm caches."""

@@ -171,9 +171,7 @@ class Execution(functools.partial):
         if (counts is None and len(handlers) != 1) or (counts and set(counts) != {1}):
             return None
         sharding = SingleDeviceSharding(*compiled.local_devices())
-        if {kind for kinds in compiled.get_output_memory_kinds() for kind in kinds} - {
-            sharding.memory_kind
-        }:
+        if _more.output_memory_kinds(compiled) - {sharding.memory_kind}:
             return None
         prepared = [handler.on(sharding) for handler in handlers]
         return _more.prepared_executable(name, compiled, sharding, len(kept), prepared, kept)

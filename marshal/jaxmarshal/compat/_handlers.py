@@ -90,8 +90,9 @@ def on_one_device(x: Any) -> bool:
     return len(x.devices()) == 1
 
 
-num_buffers_handlers[core.AbstractToken] = lambda _: 1
-result_handlers[core.AbstractToken] = lambda _, __: core.Token
+if _more.AbstractToken is not None:
+    num_buffers_handlers[_more.AbstractToken] = lambda _: 1
+    result_handlers[_more.AbstractToken] = lambda _, __: core.Token
 if _reference.ShapedArray is not None:
     num_buffers_handlers[_reference.ShapedArray] = lambda _: 1
     result_handlers[_reference.ShapedArray] = array_result_handler

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from jaxmarshal import _reference as _main
-from jaxmarshal._reference import _have, _lookup, _Missing
+from jaxmarshal._reference import _have, _lookup, _lookup_in_either, _Missing
 
 # --- The runtime ---------------------------------------------------------------------------------
 extension = _lookup("jaxlib", "_jax")
@@ -33,6 +33,11 @@ hlo_of_mlir = _lookup("jaxlib._jax", "mlir.mlir_module_to_xla_computation")
 mlir_of_hlo = _lookup("jaxlib._jax", "mlir.xla_computation_to_mlir_module")
 is_cache_used = _lookup("jax._src.compilation_cache", "is_cache_used")
 compile_or_get_cached = _lookup("jax._src.compiler", "compile_or_get_cached")
+
+# --- What is public since JAX 0.10 ----------------------------------------------------------------
+AbstractToken = _lookup_in_either("AbstractToken", "jax.extend.core", "jax._src.core")
+subjaxprs = _lookup_in_either("subjaxprs", "jax.extend.core", "jax._src.core")
+jaxprs_in_params = _lookup_in_either("jaxprs_in_params", "jax.extend.core", "jax._src.core")
 
 # --- Capabilities --------------------------------------------------------------------------------
 HAVE_COMPILE: bool = _have(
@@ -66,6 +71,17 @@ def lowering_facts(lowered: Any) -> dict[str, Any]:
       are looked for; empty where this JAX keeps it elsewhere.
     """
     return dict(getattr(getattr(lowered, "_lowering", None), "compile_args", {}))
+
+
+def output_memory_kinds(compiled: Any) -> set[str]:
+    """Where a loaded executable leaves its results; empty where its backend does not tell.
+
+    Such a backend, the CPU of jaxlib 0.8, has results in the default memory alone.
+    """
+    try:
+        return {kind for kinds in compiled.get_output_memory_kinds() for kind in kinds}
+    except _main.JaxRuntimeError:
+        return set()
 
 
 def module_name(module: Any) -> str:

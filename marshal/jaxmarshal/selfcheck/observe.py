@@ -170,7 +170,9 @@ def observe(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found, deleted = outcome(call, *args, context=context, **kwargs)
-        warned = [(w.category, _without_addresses(str(w.message))) for w in caught]
+        warned = [
+            (w.category, _without_addresses(str(w.message)), w.filename, w.lineno) for w in caught
+        ]
     return found, warned, deleted
 
 
