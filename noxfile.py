@@ -112,6 +112,27 @@ def chosen_for(python, jax):
     return ["-m", SHORT if python == LAST else f"{SHORT} and not commands"]
 
 
+wheels = {}    # by Python: one serves every JAX
+
+
+def wheel_for(session, python):
+    """The path of a wheel for this Python, built by way of a source archive."""
+    if python not in wheels:
+        dist = ROOT / ".nox" / "wheels" / python
+        shutil.rmtree(dist, ignore_errors=True)
+        session.install("build")
+        session.run(
+            "python", "-m", "build", "--outdir", str(dist), str(ROOT),
+            env={"JAXMARSHAL_WERROR": "1", "JAXMARSHAL_BUILD": "release"}, silent=True,
+        )  # fmt: skip
+        session.run(
+            "python", "-m", "pip", "--quiet", "uninstall", "--yes", "build", "packaging",
+            "pyproject_hooks",
+        )  # fmt: skip
+        (wheels[python],) = dist.glob("*.whl")
+    return wheels[python]
+
+
 @nox.session
 @nox.parametrize(
     "python,jax",
@@ -121,7 +142,7 @@ def chosen_for(python, jax):
     ],
 )
 def matrix(session, jax):
-    """Build a wheel by way of a source archive, install it with one JAX, run the whole suite."""
+    """Install a wheel with one JAX, and run the whole suite."""
     python = MATRIX[jax]
     if not PYTHONS[python]:
         message = f"not found: JAX {jax} was NOT tested"
@@ -134,20 +155,9 @@ def matrix(session, jax):
 
     record(python, jax, "FAILED", f"with JAX {jax}")
     work = Path(session.create_tmp()).resolve()
-    dist = work / "dist"
-    shutil.rmtree(dist, ignore_errors=True)
-    session.install("build")
-    session.run(
-        "python", "-m", "build", "--outdir", str(dist), str(ROOT),
-        env={"JAXMARSHAL_WERROR": "1", "JAXMARSHAL_BUILD": "release"}, silent=True,
-    )  # fmt: skip
-    (wheel,) = dist.glob("*.whl")
+    wheel = wheel_for(session, python)
     session.chdir(work)
     # First as a user's pip leaves it, with nothing else: it works without what the tests need.
-    session.run(
-        "python", "-m", "pip", "--quiet", "uninstall", "--yes", "build", "packaging",
-        "pyproject_hooks",
-    )  # fmt: skip
     session.install(str(wheel), f"jax=={jax}")
     session.run("python", str(ROOT / ".ci" / "smoke.py"), "--jax", jax, log=False)
     with_fronts = python in (FIRST, LAST) and jax not in OLDER

@@ -25,7 +25,7 @@ from observe import SEEN
 from support import Fresh
 
 import jaxmarshal
-from jaxmarshal import _execute, _fusion
+from jaxmarshal import _execute, _fusion, _layout
 
 hypothesis.settings.register_profile(
     "quick", max_examples=300, deadline=None, derandomize=True,
@@ -137,6 +137,18 @@ def something_compared(request):
         request.node.user_properties.append((ALL_SLOW, request.node.nodeid))
     if not SEEN.returned and not about_errors(request.node):
         pytest.fail(f"all {SEEN.raised} calls were refused: mark it, or mend it", pytrace=False)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport():
+    """Where a test fails, say what was counted, and what was found out about arrays."""
+    report = (yield).get_result()
+    if report.failed:
+        counts = {
+            name: (count["hits"], count["misses_by_reason"])
+            for name, count in jaxmarshal.stats().items() if count["hits"] or count["misses"]
+        }    # fmt: skip
+        report.sections.append(("counted", f"{counts}\n{_layout.describe()}"))
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -19,6 +19,8 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.interpreters import pxla
+from jax._src.lib import xla_client
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from observe import observe
@@ -52,10 +54,13 @@ def start() -> None:
 def shardings() -> dict:
     """Over all processes, over some, over this one alone."""
     everyone = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(COUNT, 2), ("p", "d"))
+    # The devices of each process apart, and in another order.
+    apart = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(COUNT, 2).T[::-1], ("d", "p"))
     here = jax.sharding.Mesh(np.asarray(jax.local_devices()), ("d",))
     return {
         "rows": NamedSharding(everyone, P(("p", "d"))),
         "rows and columns": NamedSharding(everyone, P("p", "d")),
+        "rows apart": NamedSharding(apart, P(("d", "p"))),
         "partly replicated": NamedSharding(everyone, P(None, "d")),
         "replicated": NamedSharding(everyone, P()),
         "local rows": NamedSharding(here, P("d")),
@@ -87,6 +92,51 @@ def programs() -> dict:
         yield lambda: jax.device_put(make(places["rows"]))
         yield lambda: jax.device_put(make(places["rows"]), places["replicated"])
         yield lambda: jax.device_put(matrix(), jax.devices()[0])    # of the first process
+        # Each process has another value: all of them are told.
+        yield lambda: jax.device_put(matrix() + NUMBER, places["rows"])
+        for where in (jax.local_devices()[1], places["local"], places["local rows"], None):
+            yield lambda w=where: jax.device_put({"a": matrix("float64"), "b": [True]}, w)
+            yield lambda w=where: jax.device_put(jnp.asarray(matrix()), w)
+            yield lambda w=where: jax.device_put(jnp.asarray(matrix()), w, may_alias=False)
+        yield lambda: jax.device_put(jnp.asarray(matrix()), jax.devices()[0])
+        yield lambda: jax.device_put(
+            [matrix(), make(places["rows"])], [jax.local_devices()[0], places["rows"]]
+        )
+        for value in (matrix(), matrix("int64"), np.float32(2), 1.5, True, [1.0, 2.0]):
+            yield lambda v=value: jnp.asarray(v)
+            yield lambda v=value: jnp.array(v)
+
+    def arguments():
+        """What executables in Python have placed."""
+        for sharding in places.values():
+            for x in (matrix(), matrix("float64"), make(sharding)):
+                yield lambda x=x, s=sharding: pxla.shard_args(
+                    [s], [None], [xla_client.ArrayCopySemantics.REUSE_INPUT], [x]
+                )
+
+    def parts():
+        """Of an array over several processes each one has a part, or all of the data."""
+        lines = slice(8 * NUMBER // COUNT, 8 * (NUMBER + 1) // COUNT)
+        kinds = (matrix, lambda: matrix("float64") * 1e9, lambda: matrix()[:, ::2].T[:8])
+        put = jax.make_array_from_process_local_data
+        for sharding in places.values():
+            for kind in kinds:
+                yield lambda s=sharding, k=kind: put(s, k()[lines])
+                yield lambda s=sharding, k=kind: put(s, k())
+                yield lambda s=sharding, k=kind: put(s, k(), k().shape)
+                yield lambda s=sharding, k=kind: put(s, k()[lines], (8, 8))
+            yield lambda s=sharding: put(s, {"x": matrix()[lines], "y": [matrix("int8")[lines]]})
+            yield lambda s=sharding: put(s, [matrix()[lines, 1], matrix()[:0], np.ones(())])
+        rows, copies = places["rows"], places["replicated"]
+        yield lambda: put({"x": rows, "y": copies}, {"x": matrix()[lines], "y": matrix()})
+        yield lambda: put(rows, matrix("float64")[lines] * 1e300)    # numpy warns
+        yield lambda: put(rows, matrix()[lines].astype("U2"))
+        yield lambda: put(rows, np.ma.masked_less(matrix()[lines], 3))
+        yield lambda: put(rows, jnp.asarray(matrix()[lines]))
+        yield lambda: put(P("p"), matrix()[lines])
+        yield lambda: put(rows, matrix()[:3])
+        yield lambda: put(rows, None)
+        yield lambda: put(rows)
 
     def compiled():
         for name, sharding in places.items():
@@ -156,8 +206,8 @@ def programs() -> dict:
                 yield lambda x=x: jnp.stack([x, x])
 
     return {
-        "device_put": puts, "compiled": compiled, "jit": jitted, "eager": eager,
-        "elsewhere": elsewhere,
+        "device_put": puts, "shard_args": arguments, "parts": parts, "compiled": compiled,
+        "jit": jitted, "eager": eager, "elsewhere": elsewhere,
     }
 
 

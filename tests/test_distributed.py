@@ -71,10 +71,14 @@ def test_results_are_those_of_jax(count, tmp_path):
         assert found["differences"] == []
         assert all(calls > 20 for calls in found["seen"].values())
         stats = found["stats"]
-        # Placing is the reference's, for its processes may have to talk to each other.
-        for name in ("device_put", "shard_args", "batched_device_put"):
-            assert stats[name]["hits"] == 0
-            assert stats[name]["misses_by_reason"].keys() == {"context"}
+        # Where other processes' devices are the target, those of the reference may have to talk.
+        for name, hits in (("device_put", 30), ("asarray", 10), ("array", 10), ("shard_args", 30)):
+            assert stats[name]["hits"] >= hits, name
+        assert stats["device_put"]["misses_by_reason"]["context"] >= 60
+        # Each places its own part of an array: two of three calls that are not errors.
+        parts = stats["make_array_from_process_local_data"]
+        assert parts["hits"] >= 100
+        assert "context" not in parts["misses_by_reason"]
         # Arrays in place need no placing: these calls are fast in each process by itself.
         for name in ("compiled_call", "mesh_executable_call", "execute_replicated_call"):
             assert stats[name]["hits"] >= 2 * 6    # two of three calls for each placement

@@ -19,7 +19,7 @@ from child import run_code, said
 from support import counts, transfer_log
 
 import jaxmarshal
-from jaxmarshal import _jit, _reference
+from jaxmarshal import _jit, _jit_record, _reference
 
 X = np.arange(1, 5, dtype=np.float32)
 PjitFunction = _reference.PjitFunction
@@ -222,6 +222,69 @@ def test_uninstalling_puts_everything_back():
         assert (
             pjit._cpp_pjit, pjit._get_fastpath_data, vars(PjitFunction)["_clear_cache"]
         ) == before  # fmt: skip
+
+
+def test_trap_15_somebody_else_notes_what_jaxlib_keeps():
+    """A mock is called as in plain JAX; afterwards calls are recorded at once, as before."""
+    pjit, kept = _reference.pjit, []
+    gc.collect()
+    jaxmarshal.uninstall()
+    x, original = jax.device_put(X), pjit._get_fastpath_data
+    for put_back in (original, _reference.fastpath_data, _jit_record.note_fastpath_data):
+
+        def mock(*args):
+            kept.append(original(*args))
+            return kept[-1]
+
+        under_mock = jaxmarshal.jit(lambda x: jax.lax.neg(x))
+        pjit._get_fastpath_data = mock
+        try:
+            for _ in range(3):
+                under_mock(x)
+            assert len(kept) >= 1
+            assert pjit._get_fastpath_data is mock
+        finally:
+            pjit._get_fastpath_data = put_back
+            kept.clear()
+        function = jaxmarshal.jit(lambda x: jax.lax.abs(x))
+        function(x)
+        jit_counts()
+        function(x)
+        assert jit_counts() == (1, {})
+
+
+#: The last function dies, and while jaxmarshal sees to it another one is made.
+WHILE_ONE_DIES = """
+import gc, jax, jaxmarshal
+from jaxmarshal import _reference
+
+x = jax.numpy.zeros(3)
+ask, made = _reference.infer_params_cache, []
+
+def ask_and_make(*args):
+    if made == []:
+        made.append(None)
+        made[0] = jaxmarshal.jit(lambda x: x + 2)
+    return ask(*args)
+
+function = jaxmarshal.jit(lambda x: x + 1)
+function(x)
+gc.collect()
+_reference.infer_params_cache = ask_and_make
+del function
+gc.collect()
+_reference.infer_params_cache = ask
+result = [made != [], _reference.pjit._get_fastpath_data is _reference.fastpath_data]
+made[0](x)
+jaxmarshal.reset_stats()
+made[0](x)
+result.append(jaxmarshal.stats()["jit"]["hits"])
+"""
+
+
+def test_one_is_made_while_the_last_one_dies(fresh):
+    """What is noted for the new one is not given up with the old one."""
+    assert fresh(WHILE_ONE_DIES) == [True, False, 1]
 
 
 def test_functions_die():

@@ -16,22 +16,24 @@ cdef class Context:
     cdef object device_put_records    # what was recorded for `device_put`, or None
     cdef object shard_args_records    # what was recorded for `shard_args`, or None
     cdef object stage_records         # what was recorded for staging host data, or None
+    cdef dict process_records         # and for data of this process, by global shape, or None
     cdef object operations            # how primitives are run: an `Operations`, or None
     cdef dict replays                 # calls of whole functions, to their steps, or None
-    cdef bint plain_operations        # of `for_jit`: no manual axes, `jit` on, one process
+    cdef bint plain_operations        # of `for_jit`: no manual axes, `jit` on
     # This one with the states that jitted functions add.
     cdef Context for_jit              # with their values in the last such call, or None
     cdef list all_for_jit             # with other values too, the most recently made first
 
-# The current context, or None where the reference must decide: a trace in progress, no backend,
-# more than one process, or listeners on JAX's internal events. `reason` receives a `_stats.Reason`.
-# Needs the GIL; returns an owned reference; raises only what JAX's state raises.
+# The current context, or None where the reference must decide: a trace in progress, no backend, or
+# listeners on JAX's internal events. `reason` receives a `_stats.Reason`. Needs the GIL; returns an
+# owned reference; raises only what JAX's state raises.
+#
+# In a `distributed` one, whoever places data does so on devices of this process alone: otherwise
+# the reference's processes may talk to each other, and all of them have to.
 cdef Context current_context(int* reason)
 
 # The same for a compiled executable, which depends neither on the default backend nor on listeners
-# when it runs; also where several processes take part, for calls that hand arrays that are in place
-# to an executable. Whoever places anything must not: there the reference's processes may talk to
-# each other, and all of them have to.
+# when it runs.
 cdef Context running_context(int* reason)
 
 # Is the value of a configuration state on this thread the object `expected`?

@@ -149,14 +149,6 @@ cdef Context _plain(Context context, int* reason):
 
 
 cdef Context current_context(int* reason):
-    cdef Context context = _current(reason)
-    if context is not None and context.distributed:
-        reason[0] = CONTEXT
-        return None
-    return context
-
-
-cdef Context _current(int* reason):
     cdef PyObject* backend
     cdef PyObject* listener
     cdef tuple words
@@ -188,12 +180,12 @@ cdef Context running_context(int* reason):
     cdef Context context = _last
     cdef tuple words
     if context is None:
-        return _current(reason)
+        return current_context(reason)
     words = _words(reason)
     if words is None:
         return None
     if not _same_words(context, words):
-        return _current(reason)
+        return current_context(reason)
     return _plain(context, reason)
 
 

@@ -145,6 +145,11 @@ cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan, int seman
     return _resolve_for_device(slot, target, plan, semantics)
 
 
+cdef bint _is_here(jm_slot* slot) except -1:
+    """Is an array on devices of this process alone?"""
+    return slot.buffer == NULL or array_sharding(<object>slot.obj).is_fully_addressable
+
+
 cdef int _resolve(Records records, jm_table* table, object device, int semantics) except -1:
     """Resolve every slot: HIT, or why the reference has to do the call. No side effects."""
     cdef Py_ssize_t i
@@ -160,6 +165,8 @@ cdef int _resolve(Records records, jm_table* table, object device, int semantics
             found = False
         if slot.kind == JM_KEY_ARRAY:
             return KEY_ARRAY
+        if slot.kind == JM_ARRAY and records.distributed and not _is_here(slot):
+            return CONTEXT
         if target is None and slot.kind == JM_ARRAY:
             reason = _resolve_untargeted(slot, semantics)
             if reason:
@@ -169,7 +176,7 @@ cdef int _resolve(Records records, jm_table* table, object device, int semantics
         if not found:
             plan = find_target(records, target)
             if plan is None:
-                return why_not_found(target)
+                return why_not_found(records, target)
             found = True
         if slot.kind == JM_ARRAY:
             reason = _resolve_array(

@@ -151,6 +151,14 @@ ENTRY_POINTS: tuple[EntryPoint, ...] = (
         "HAVE_PXLA_PUT",
     ),
     EntryPoint(
+        "make_array_from_process_local_data",
+        _reference.make_process_array,
+        api.make_array_from_process_local_data,
+        _reference.HAVE_PROCESS_DATA
+        and api.make_array_from_process_local_data is not _reference.make_process_array,
+        "HAVE_PROCESS_DATA",
+    ),
+    EntryPoint(
         "compiled_call",
         _reference.compiled_call,
         _execute.compiled_call,

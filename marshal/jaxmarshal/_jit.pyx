@@ -175,6 +175,7 @@ cdef PyObject* _call(
         plans.leave -= 1
         return _call_reference(self, args, nargsf, names)
     _counts(self, plans)
+    _note_what_is_kept(True)
     result = (<record_function>call_and_record)(
         self, _reference_call, plans, context, &call, _entry, reason
     )
@@ -288,14 +289,27 @@ def _forget_function(key: int) -> None:
 cdef int _listen(bint on) except -1:
     """While any function is accelerated: note what jaxlib keeps, and hear what clears it."""
     global _mark
+    mark = _ask_mark()    # runs code: functions may be made and die meanwhile
+    if on != bool(accelerated):
+        return 0
     if not on:
-        _mark = _ask_mark()
-    elif _ask_mark() is not _mark:
+        _mark = mark
+    elif mark is not _mark:
         forget_plans()
-    _reference.pjit._get_fastpath_data = (
-        _jit_record.note_fastpath_data if on else _reference.fastpath_data
-    )
     _type._clear_cache = clear_cache if on else _clear_method
+    return _note_what_is_kept(on)
+
+
+cdef int _note_what_is_kept(bint on) except -1:
+    """Note what jaxlib keeps of calls, or no longer. Somebody else's function in its place stays.
+
+    One that was there for a while, as mocks are, may have left the reference's own behind.
+    """
+    pjit = _reference.pjit
+    if on and pjit._get_fastpath_data is _reference.fastpath_data:
+        pjit._get_fastpath_data = _jit_record.note_fastpath_data
+    elif not on and pjit._get_fastpath_data is _jit_record.note_fastpath_data:
+        pjit._get_fastpath_data = _reference.fastpath_data
     return 0
 
 

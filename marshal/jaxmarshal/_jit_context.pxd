@@ -6,6 +6,9 @@ from jaxmarshal._context cimport Context
 # reason where the reference must decide.
 cdef Context jit_context(int* reason)
 
-# The same for operations one by one: None under a mesh with manual axes too, with jit disabled, and
-# where several processes take part.
+# The same for host data that go to the default device: None under a mesh with manual axes too, and
+# with jit disabled.
+cdef Context staging_context(int* reason)
+
+# The same for operations one by one: None where several processes take part, too.
 cdef Context operation_context(int* reason)

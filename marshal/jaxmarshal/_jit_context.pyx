@@ -32,7 +32,6 @@ cdef Context _find_inner(Context context):
     inner.device_put_records = records_of(context)
     inner.plain_operations = (
         not _reference.abstract_mesh().manual_axes and not _reference.disable_jit.value
-        and not context.distributed
     )
     context.all_for_jit = [inner, *context.all_for_jit[:INNER_CONTEXTS - 1]]
     return inner
@@ -53,10 +52,17 @@ cdef Context jit_context(int* reason):
     return inner
 
 
-cdef Context operation_context(int* reason):
-    """The current context, if operations one by one are accelerated in it."""
+cdef Context staging_context(int* reason):
     cdef Context context = jit_context(reason)
     if context is not None and not context.plain_operations:
+        reason[0] = CONTEXT
+        return None
+    return context
+
+
+cdef Context operation_context(int* reason):
+    cdef Context context = staging_context(reason)
+    if context is not None and context.distributed:
         reason[0] = CONTEXT
         return None
     return context

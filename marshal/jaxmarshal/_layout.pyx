@@ -337,7 +337,7 @@ cdef int _search_client(object client, bint by_compiling) except -1:
         _class_of(custom, &size)
         _fill_free_memory(size)
         default += _samples.different(devices) + _samples.replicated(devices)
-        default += _samples.different(devices)
+        default += _samples.many(devices[0])
         live, twice = _samples.different(devices), _samples.held_twice(devices[0])
         spread = _samples.replicated(devices)
     _find_data_layout(default, custom, &found)

@@ -53,12 +53,20 @@ cdef class TargetPlan:
     cdef list devices          # addressable ones, in the order of the shards
     cdef bint single           # there is one device
     cdef bint replicated       # every shard is the whole argument
+    # Does the reference cut arrays first, and convert the parts? Otherwise it converts an array,
+    # past its cache of converted arrays, and cuts what it got.
+    cdef bint cuts_first
     cdef dict moves            # (source sharding, aval) -> aval of the moved array
     cdef PyObject* leaves[LEAF_TABLE]    # owned LeafPlans of arrays and numpy scalars, or NULL
     cdef PyObject* scalars[KIND_COUNT]   # owned LeafPlans of Python scalars, by kind
 
 # All targets under one context.
 cdef class Records:
+    cdef bint distributed      # several processes take part
+    # May targets be on devices of other processes too? Of such data the reference places the part
+    # of this process, and does not ask the others.
+    cdef bint takes_parts
+    cdef bint cuts_first       # as in TargetPlan
     cdef TargetPlan default    # for target None
     cdef dict targets          # target, a spec with its mesh, -> TargetPlan, by equality
     cdef list recent           # TargetPlans whose target was seen last, compared by pointer
@@ -71,6 +79,10 @@ cdef Records records_of(Context context)
 cdef Records shard_records_of(Context context)
 cdef Records stage_records_of(Context context)
 
+# All that was recorded for the parts that this process has of arrays of a global shape, which is a
+# tuple, or None where the local shape decides.
+cdef Records process_records_of(Context context, object global_shape)
+
 # Record what the reference returned for the arguments in the table, whose targets are `target` or
 # their prefixes. Failures leave them unrecorded; they raise in a debug build only.
 cdef int try_to_record(Records records, jm_table* table, object target, object result) except -1
@@ -79,8 +91,8 @@ cdef int try_to_record(Records records, jm_table* table, object target, object r
 cdef bint is_target(object target) noexcept
 
 # Why there is no record for a target: NOT_RECORDED, or TARGET where there cannot be one, as for a
-# PartitionSpec while no mesh is set.
-cdef int why_not_found(object target) except -1
+# PartitionSpec while no mesh is set; CONTEXT for one on devices of other processes.
+cdef int why_not_found(Records records, object target) except -1
 
 # The sharding that results for `target` have, the caller's own object where it is one.
 cdef object sharding_for(TargetPlan plan, object target)

@@ -18,7 +18,7 @@ from jaxmarshal._host_data cimport (
 )
 from jaxmarshal._layout cimport is_gone
 from jaxmarshal._scalars cimport narrows_silently, scalar_array
-from jaxmarshal._stats cimport HIT, NOT_RECORDED, TARGET, VALUE, is_asked
+from jaxmarshal._stats cimport CONTEXT, HIT, NOT_RECORDED, TARGET, VALUE, is_asked
 
 import numpy as np
 
@@ -94,6 +94,13 @@ cdef class Records:
         self.recent = []
 
 
+cdef Records _make_records(Context context, bint takes_parts=False):
+    cdef Records records = Records()
+    records.distributed = context.distributed
+    records.takes_parts = takes_parts
+    return records
+
+
 cdef inline size_t _leaf_hash(
     int kind, PyObject* dtype, Py_ssize_t ndim, const Py_ssize_t* dims
 ) noexcept nogil:
@@ -145,31 +152,57 @@ cdef void _keep_leaf(TargetPlan target, LeafPlan plan) noexcept:
 
 cdef Records records_of(Context context):
     if context.device_put_records is None:
-        context.device_put_records = Records()
+        context.device_put_records = _make_records(context)
     return <Records>context.device_put_records
 
 
 cdef Records shard_records_of(Context context):
     if context.shard_args_records is None:
-        context.shard_args_records = Records()
+        context.shard_args_records = _make_records(context, True)
     return <Records>context.shard_args_records
 
 
 cdef Records stage_records_of(Context context):
     if context.stage_records is None:
-        context.stage_records = Records()
+        context.stage_records = _make_records(context)
     return <Records>context.stage_records
+
+
+cdef Records process_records_of(Context context, object global_shape):
+    if context.process_records is None or len(context.process_records) > MAX_TARGETS:
+        context.process_records = {}
+    found = context.process_records.get(global_shape)
+    if found is None:
+        found = context.process_records[global_shape] = _make_records(context, True)
+        (<Records>found).cuts_first = True
+    return <Records>found
 
 
 cdef inline bint _may_be_recorded(object target) noexcept:
     return is_target(target) or type(target) is _spec_type
 
 
-cdef int why_not_found(object target) except -1:
+cdef bint _is_local(object target) except -1:
+    """Are all devices of a target this process's?"""
+    if target is None:
+        return True
+    if type(target) is _device_type:
+        return target.process_index == target.client.process_index()
+    if type(target) is _spec_type:
+        target = _named_type(_device_context.value, target)
+    return target.is_fully_addressable
+
+
+cdef int why_not_found(Records records, object target) except -1:
     if type(target) is _spec_type:
         mesh = _device_context.value
-        return TARGET if mesh is None or mesh.empty else <int>NOT_RECORDED
-    return NOT_RECORDED if target is None or is_target(target) else <int>TARGET
+        if mesh is None or mesh.empty:
+            return TARGET
+    elif target is not None and not is_target(target):
+        return TARGET
+    if records.distributed and not _is_local(target):
+        return CONTEXT
+    return NOT_RECORDED
 
 
 cdef inline bint _has_mesh(TargetPlan plan) except -1:
@@ -226,14 +259,14 @@ cdef object _host_array(object obj, LeafPlan plan, TargetPlan target, bint direc
     """The numpy array to put for a numpy array, or None where the reference has to do it.
 
     JAX's cache is filled where the results keep its entry alive, and asked where it may have one:
-    its entries are weak references to the arrays.
+    its entries are weak references to the arrays. It has none of parts that are cut first.
     """
-    cdef bint watched = is_watched(obj)
+    cdef bint watched = not target.cuts_first and is_watched(obj)
     if watched and direct:
         return None    # one device or several: the reference may ask the cache or not
     if plan.narrows and not narrows_silently(obj):
         return None
-    if watched or plan.shards != NULL:
+    if watched or (plan.shards != NULL and not target.cuts_first):
         return canonical_array(obj, plan.typenum, plan.ndim, plan.dims)
     if plan.narrows:
         return cast_array(obj, plan.result_dtype)
@@ -316,8 +349,9 @@ cdef list _shards(object host, TargetPlan plan, LeafPlan leaf):
     cdef list shards = []
     if starts == NULL:
         return [view_of_base(host) for _ in range(len(plan.devices))]
-    # JAX keeps the array, and before 0.9 what numpy keeps of a part of it: what it is a view of.
-    owner = (host,) if hands_on_views else host
+    # JAX keeps the array that it cuts. Before 0.9, and where it cuts the argument itself, it keeps
+    # what numpy keeps of a part: what the array is a view of.
+    owner = (host,) if hands_on_views and not plan.cuts_first else host
     for _ in range(leaf.shard_count):
         shards.append(cut_array(host, owner, starts, starts + leaf.ndim))
         starts += 2 * leaf.ndim
@@ -338,7 +372,7 @@ cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=Fa
     cdef object host = <object>slot.ready
     cdef object sharding = sharding_for(plan, target)
     cdef object shards
-    if plan.single:
+    if plan.single and not plan.cuts_first:
         shards = (host,)    # a tuple: quicker to make than a list
     else:
         shards = _shards(host, plan, leaf)
@@ -357,7 +391,7 @@ cdef TargetPlan _record_target(Records records, object target, object result):
     if target is not None and not _may_be_recorded(target):
         return None
     sharding = result.sharding
-    if not sharding.is_fully_addressable:
+    if not (records.takes_parts or sharding.is_fully_addressable):
         return None
     plan = TargetPlan()
     plan.of_spec = type(target) is _spec_type
@@ -372,8 +406,11 @@ cdef TargetPlan _record_target(Records records, object target, object result):
     plan.sharding = sharding
     plan.committed = result.committed
     plan.devices = list(sharding._addressable_device_assignment)
-    plan.single = len(plan.devices) == 1
+    if not plan.devices:
+        return None
+    plan.single = sharding.num_devices == 1
     plan.replicated = sharding.is_fully_replicated
+    plan.cuts_first = records.cuts_first
     if target is None:
         records.default = plan
     else:
@@ -384,7 +421,28 @@ cdef TargetPlan _record_target(Records records, object target, object result):
     return plan
 
 
-cdef int _record_shards(LeafPlan leaf, object indices, tuple shape) except -1:
+cdef list _parts_of_process(TargetPlan plan, tuple whole, tuple shape):
+    """Where in the data of this process the parts of its devices are, an index each.
+
+    In a dimension that is as long as that of the whole array, the data have all of it; in another
+    one, only what this process's devices have, side by side.
+    """
+    cdef Py_ssize_t d
+    found = plan.sharding.addressable_devices_indices_map(whole)
+    parts = [
+        [part.indices(n)[:2] for part, n in zip(found[device], whole)] for device in plan.devices
+    ]
+    for d in range(len(shape)):
+        if shape[d] != whole[d]:
+            starts = sorted({part[d][0] for part in parts})
+            for part in parts:
+                length = part[d][1] - part[d][0]
+                start = starts.index(part[d][0]) * length
+                part[d] = (start, start + length)
+    return [[slice(*bounds) for bounds in part] for part in parts]
+
+
+cdef int _record_shards(LeafPlan leaf, list indices, tuple shape) except -1:
     """Where each shard is in the argument: one slice a dimension, each of step 1."""
     cdef Py_ssize_t i, d, start, stop
     leaf.shard_count = len(indices)
@@ -393,7 +451,7 @@ cdef int _record_shards(LeafPlan leaf, object indices, tuple shape) except -1:
     )
     if leaf.shards == NULL:
         raise MemoryError()
-    for i, index in enumerate(indices.values()):
+    for i, index in enumerate(indices):
         for d, part in enumerate(index):
             start, stop, _ = part.indices(shape[d])
             leaf.shards[2 * i * leaf.ndim + d] = start
@@ -412,7 +470,9 @@ cdef int _record_host(TargetPlan plan, jm_slot* slot, object result) except -1:
     elif slot.kind == JM_NP_SCALAR:
         dtype = cnp.PyArray_DescrFromScalar(obj)
     aval = result.aval
-    if aval.shape != shape or not isinstance(aval.dtype, np.dtype) or not is_numeric(aval.dtype):
+    if not isinstance(aval.dtype, np.dtype) or not is_numeric(aval.dtype):
+        return 0
+    if aval.shape != shape and not (plan.cuts_first and len(aval.shape) == len(shape)):
         return 0
     if dtype is not None and (dtype.fields is not None or not is_numeric(dtype)):
         return 0
@@ -423,8 +483,11 @@ cdef int _record_host(TargetPlan plan, jm_slot* slot, object result) except -1:
     leaf.typenum = aval.dtype.num
     leaf.narrows = dtype is not None and dtype != aval.dtype
     leaf.result_dtype = aval.dtype
-    if not (plan.replicated or plan.single):
-        _record_shards(leaf, result.sharding.addressable_devices_indices_map(shape), shape)
+    if plan.cuts_first:
+        _record_shards(leaf, _parts_of_process(plan, aval.shape, shape), shape)
+    elif not (plan.replicated or plan.single):
+        indices = result.sharding.addressable_devices_indices_map(shape)
+        _record_shards(leaf, list(indices.values()), shape)
     if slot.kind >= JM_BOOL:
         if plan.scalars[slot.kind] == NULL:
             Py_INCREF(leaf)

@@ -242,6 +242,7 @@ PyTreeDef = jax.tree_util.PyTreeDef
 # --- Modules and the objects that `install` replaces ---------------------------------------------
 dispatch = _lookup("jax._src", "dispatch")
 device_put: Callable[..., Any] = jax.device_put
+make_process_array = _lookup("jax._src.array", "make_array_from_process_local_data")
 batched_device_put_impl = _lookup("jax._src.dispatch", "batched_device_put_impl")
 device_put_primitive = _lookup("jax._src.dispatch", "device_put_p")
 
@@ -455,7 +456,7 @@ function_rules = _places(
 function_rules += [importlib.import_module(name) for name in ("opt_einsum", "opt_einsum.paths")]
 #: What placing arguments, and calls of executables in Python, look names up in.
 placement_rules = _places(
-    "jax._src.api", "jax._src.core", "jax._src.dispatch", "jax._src.dtypes",
+    "jax._src.api", "jax._src.array", "jax._src.core", "jax._src.dispatch", "jax._src.dtypes",
     "jax._src.interpreters.pxla", "jax._src.sharding_impls", "jax._src.tree_util",
     "jax._src.array:ArrayImpl", "jax._src.named_sharding:NamedSharding",
     "jax._src.sharding_impls:SingleDeviceSharding",
@@ -569,6 +570,9 @@ HAVE_LAYOUT_PROBE: bool = _have(
 # Of entry points that need one name more than those they are built on.
 HAVE_BATCHED_IMPL: bool = _have(
     "HAVE_BATCHED_IMPL", batched_device_put_impl, flags=("HAVE_DEVICE_PUT",)
+)
+HAVE_PROCESS_DATA: bool = _have(
+    "HAVE_PROCESS_DATA", make_process_array, flags=("HAVE_DEVICE_PUT",)
 )
 HAVE_PXLA_PUT: bool = _have(
     "HAVE_PXLA_PUT", pxla_batched_device_put, flags=("HAVE_DEVICE_PUT",)

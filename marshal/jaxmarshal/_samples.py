@@ -53,6 +53,11 @@ def different(devices: list[Any]) -> list[Any]:
     ]
 
 
+def many(device: Any) -> list[Any]:
+    """So many arrays that those in memory that was free before are among them."""
+    return [put((n,), np.float32, device, n % 2 == 0) for n in range(48)]
+
+
 def replicated(devices: list[Any]) -> list[Any]:
     """An array over several devices, as another confirmation; none on one device."""
     if len(devices) < 2:

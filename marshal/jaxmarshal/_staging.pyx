@@ -17,7 +17,7 @@ from jaxmarshal._classify cimport (
 from jaxmarshal._context cimport Context, transfers_unguarded
 from jaxmarshal._counters cimport JM_DEBUG, counters
 from jaxmarshal._host_data cimport let_go_of
-from jaxmarshal._jit_context cimport operation_context
+from jaxmarshal._jit_context cimport staging_context
 from jaxmarshal._method cimport PyVectorcall_NARGS, make_method, vectorcallfunc
 from jaxmarshal._records cimport (
     LeafPlan, TargetPlan, find_target, is_ordinary_data, put_host, resolve_host,
@@ -150,7 +150,7 @@ cdef PyObject* make_array(
     cdef PyObject* unseen = NULL
     cdef LeafPlan leaf
     cdef int reason
-    cdef Context context = operation_context(&reason)
+    cdef Context context = staging_context(&reason)
     if context is not None:
         result = (<stage_type>_stage)(x, kind, context, entry, by, &reason, &unseen)
         if result != NULL:

@@ -15,7 +15,7 @@ from jaxmarshal._classify cimport (
 )
 from jaxmarshal._errors cimport propagate
 from jaxmarshal._call cimport StaticRule
-from jaxmarshal._jit_context cimport operation_context
+from jaxmarshal._jit_context cimport staging_context
 from jaxmarshal._jit_plans cimport JitPlans, plans_of_jitted
 from jaxmarshal._method cimport PyObject_Vectorcall, vectorcallfunc
 from jaxmarshal._replay_key cimport is_own_impl
@@ -88,7 +88,7 @@ cdef class Tape:
     def __cinit__(self, list sources):
         cdef int reason
         self.thread = PyThread_get_thread_ident()
-        self.context = operation_context(&reason)
+        self.context = staging_context(&reason)
         self.broken = self.context is None
         self.steps = []
         self.primitives = {}
@@ -322,7 +322,7 @@ cdef void note(
         return
     try:
         # Under another configuration than that of the whole call, it would be another step.
-        if operation_context(&reason) is not tape.context:
+        if staging_context(&reason) is not tape.context:
             tape.broken = True
         else:
             _note(tape, function, args, n, names, <object>result)
@@ -337,7 +337,7 @@ cdef int _note_primitive(Tape tape, object prim) except -1:
         return 0    # of a jitted function that is called, and is a step
     if prim is _custom_jvp_primitive:
         return 0    # calls its function, outside of a trace; see `_replay._make_play`
-    context = operation_context(&reason)
+    context = staging_context(&reason)
     if context is None and reason == TRACE:
         return 0    # within one that is traced
     if context is not tape.context or not is_ordinary(prim) or not binds_as_jax_has_it(prim):

@@ -18,6 +18,7 @@ from jaxmarshal import (
     _device_put,
     _jit,
     _method,
+    _process_data,
     _reference,
     _shard_args,
     _stats,
@@ -71,6 +72,12 @@ Signature, defaults, documentation, results and errors are those of the installe
 shard_args = _choose(_shard_args.shard_args, _reference.shard_args, "shard_args")
 batched_device_put = _choose(
     _shard_args.batched_device_put, _reference.pxla_batched_device_put, "batched_device_put"
+)
+make_array_from_process_local_data = _choose(
+    _process_data.make_array_from_process_local_data,
+    _reference.make_process_array,
+    "make_array_from_process_local_data",
+    "make_array_from_process_local_data",
 )
 
 

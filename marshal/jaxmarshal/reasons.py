@@ -64,11 +64,13 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "context",
-        "Several processes take part, and the call is not one of a compiled function with arrays "
-        "only; or names of mapped axes are bound outside of a trace, or a mesh has manual axes.",
-        "With several processes, pass arrays that are in place to compiled functions (see "
-        "docs/distributed.md); else nothing.",
-        "`device_put(x)` after `jax.distributed.initialize()`",
+        "Several processes take part, and the call places data on devices of others, runs single "
+        "operations, or gives host data to a compiled function; or names of mapped axes are bound "
+        "outside of a trace, or a mesh has manual axes.",
+        "With several processes, make global arrays by jax.make_array_from_process_local_data, and "
+        "pass arrays that are in place to compiled functions (see docs/distributed.md); else "
+        "nothing.",
+        "`device_put(x, sharding)` with devices of several processes",
     ),
     Reason(
         "guard",
@@ -237,6 +239,7 @@ PUBLIC: dict[str, str] = {
     "equinox_filter_jit": "equinox.filter_jit",
     "compiled_call": "compiled ahead of time",
     "device_put": "jax.device_put",
+    "make_array_from_process_local_data": "jax.make_array_from_process_local_data",
     "asarray": "jnp.asarray",
     "array": "jnp.array",
     "zeros": "jnp.zeros",

@@ -209,6 +209,32 @@ def batched_device_put_impl(_: Any) -> Subject:
     )  # fmt: skip
 
 
+@entry("make_array_from_process_local_data")
+def process_data(_: Any) -> Subject:
+    """A batch of which each process has a part; here it is the only one."""
+    host, host64 = aligned(8), wide()
+    conversion = dtypes.canonicalize_value(host64)    # as above
+
+    def call(x: Any, *shape: Any) -> Any:
+        return jax.make_array_from_process_local_data(spread(), x, *shape)
+
+    return Subject(
+        [
+            Call("a host array", call, lambda: (aligned(8),)),
+            Deep("the same array", call, lambda: (host,), same=True),
+            Call("64 bits", call, lambda: (wide(),)),
+            Deep("the same 64 bits", call, lambda: (host64,), same=True),
+            Call("a batch", call, lambda: ({"x": aligned(8), "y": [aligned((8, 2))]},)),
+            Deep("a shape", call, lambda: (aligned(8), (8,))),
+            Deep("an array", call, lambda: (good(),)),
+            Deep("a number", call, lambda: (1.5,)),
+        ],
+        ("make_array_from_process_local_data",),
+        hosts=[host, host64],
+        kept=conversion,
+    )
+
+
 @entry("shard_args")
 def shard_args(_: Any) -> Subject:
     """Flat arguments, one sharding each."""

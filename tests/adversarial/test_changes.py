@@ -67,8 +67,8 @@ def test_clearings():
 
 #: Entries to which the same host arrays are given again and again.
 OF_HOST_DATA = [
-    "device_put", "batched_device_put_impl", "shard_args", "jit, host data", "compiled_call",
-    "bind", "asarray", "array", "dispatch_v0_3",
+    "device_put", "make_array_from_process_local_data", "batched_device_put_impl", "shard_args",
+    "jit, host data", "compiled_call", "bind", "asarray", "array", "dispatch_v0_3",
 ]  # fmt: skip
 
 

@@ -265,6 +265,8 @@ def _memory_calls() -> dict[str, Callable[[], Any]]:
         "device_put of 64 bits": lambda: jax.device_put(data().astype(np.float64)),
         "device_put to eight": lambda: jax.device_put(data(), everywhere),
         "device_put, moved": lambda: jax.device_put(x, jax.devices()[1]),
+        "make_array_from_process_local_data": lambda: jax.make_array_from_process_local_data(
+            everywhere, data()),
         "batched_device_put": lambda: pxla.batched_device_put(aval, single, [data()], [first]),
         "batched_device_put_impl": lambda: dispatch.batched_device_put_impl(
             data(), devices=[None], srcs=[None], copy_semantics=[reuse]),

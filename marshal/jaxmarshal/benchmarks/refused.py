@@ -106,6 +106,10 @@ _CALLS: tuple[tuple[str, str, Callable[[], Call]], ...] = (
     ("jnp.zeros on a device", "zeros", lambda: partial(_on_device, "zeros")),
     ("jnp.ones on a device", "ones", lambda: partial(_on_device, "ones")),
     ("jnp.full on a device", "full", lambda: partial(_on_device, "full", 1.5)),
+    (
+        "make_array_from_process_local_data of an array", "make_array_from_process_local_data",
+        lambda: partial(_make_array, _array()),
+    ),
     ("lax.neg of numpy", "functions", lambda: partial(_negative, _host())),
 )
 
@@ -136,6 +140,10 @@ def _take(x: Any, index: Any) -> Any:
 
 def _on_device(name: str, *value: Any) -> Any:
     return getattr(jnp, name)(3, *value, device=jax.devices()[0])
+
+
+def _make_array(x: Any) -> Any:
+    return jax.make_array_from_process_local_data(x.sharding, x)
 
 
 def _negative(x: Any) -> Any:

@@ -149,10 +149,23 @@ def _primitive() -> Sides:
     )
 
 
+def _process_data() -> Sides:
+    batch = {"x": np.ones((64, 8), np.float32), "y": np.zeros(64, np.int32)}
+    args = (inputs.over_all_devices(), batch)
+    return Sides(
+        partial(_reference.make_process_array, *args),
+        partial(api.make_array_from_process_local_data, *args),
+    )
+
+
 def shard_args_cases() -> Iterator[Case]:
     """`pxla.shard_args`, which places the arguments of compiled code, and what it comes to."""
     yield Case("batched_device_put of 1 numpy", "batched_device_put", _one_buffer)
     yield Case("batched_device_put_impl of 1 numpy", "batched_device_put_impl", _primitive)
+    yield Case(
+        "make_array_from_process_local_data, dict of 2 numpy",
+        "make_array_from_process_local_data", _process_data, leaves=2, devices=8,
+    )  # fmt: skip
     bars = {("numpy", 1): (2.2, 1.3), ("arrays", 1): (4, None)}
     for kind in ("arrays", "numpy"):
         for count in (1, 4, 10, 100, 1000):

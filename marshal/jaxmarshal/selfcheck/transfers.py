@@ -124,6 +124,21 @@ def trees(world: World, record: Recorder) -> None:
     )
 
 
+@check(
+    "make_array_from_process_local_data", entry_points=["make_array_from_process_local_data"]
+)
+def process_data(world: World, record: Recorder) -> None:
+    """The part that a process has of an array."""
+    def call(sharding: Any, data: Any, *shape: Any) -> Any:
+        return jax.make_array_from_process_local_data(sharding, data, *shape)
+
+    everywhere = world.spread("x")
+    record.calls("a batch", call, lambda: (everywhere, {"x": world.matrix(), "y": world.matrix()}))
+    record.calls("64 bits", call, lambda: (everywhere, world.matrix().astype(np.float64)))
+    record.calls("a shape", call, lambda: (everywhere, world.matrix(), world.matrix().shape))
+    record.calls("another shape", call, lambda: (everywhere, world.matrix(), (3,)))
+
+
 @check("batched_device_put_impl", entry_points=["batched_device_put_impl"])
 def batched_impl(world: World, record: Recorder) -> None:
     """A leaf and its target each, as flat sequences."""
