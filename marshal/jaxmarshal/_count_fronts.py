@@ -31,7 +31,7 @@ def _counting_of(name: str, counts: str, function: Any) -> Counting:
     """What counts the calls of one function, under its name in profiles; made once."""
     key = id(function)
     known = _counting.get(key)
-    if known is None:
+    if known is None or known[0]() is not function:
         made = _count_calls(_count.site_of_function(name, function), counts)
         _counting[key] = known = weakref.ref(function, lambda _: _counting.pop(key, None)), made
     return known[1]

@@ -20,7 +20,7 @@ from jaxmarshal._jit_context cimport jit_context
 from jaxmarshal._jit_all cimport all_functions
 from jaxmarshal._jit_plans cimport (
     JitPlans, accelerated, clear_plans, forget_functions, forget_plans, give_shared_plans,
-    jit_info_of, plans_of_jitted, static_rule_of
+    is_accelerated, jit_info_of, plans_of_jitted, static_rule_of
 )
 from jaxmarshal._jit_record cimport call_and_record
 from jaxmarshal._layout cimport words_are_vouched_for
@@ -242,11 +242,11 @@ def accelerate(function, int by, bint is_new=False):
     cdef vectorcallfunc* pointer
     if not _active or type(function) is not _type or jit_info_of(function) is None:
         return function
-    if id(function) in _excluded:
+    excluded = _excluded.get(id(function))
+    if excluded is not None and excluded() is function:
         return function
-    entry = accelerated.get(id(function))
-    if entry is not None:
-        entry[1] |= by
+    if is_accelerated(function):
+        accelerated[id(function)][1] |= by
         return function
     pointer = jm_vectorcall_of(<PyObject*>function)
     if _reference_call == NULL:
@@ -276,7 +276,7 @@ def exclude(function):
     """Have a jitted function stay as the reference made it, for as long as it lives."""
     key = id(function)
     _excluded[key] = weakref.ref(function, lambda _: _excluded.pop(key, None))
-    if key in accelerated:
+    if is_accelerated(function):
         _release(function)
 
 
@@ -375,7 +375,7 @@ def jit(*args, **kwargs):
 
 def uses_plans(function) -> bool:
     """Is it a jitted function that tries its plans?"""
-    return id(function) in accelerated
+    return is_accelerated(function)
 
 
 def is_jitted(function) -> bool:

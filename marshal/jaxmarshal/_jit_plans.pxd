@@ -16,8 +16,11 @@ cdef class JitPlans(Plans):
     cdef Plans filtered
     cdef bint takes_host     # for a front: host data among few arrays too, which C++ places better
 
-# Accelerated functions: id of one -> [weak reference to it, for whom].
+# Accelerated functions: id of one -> [weak reference to it, for whom]. What takes an entry away when
+# its function dies may fail, where the stack is used up: the entry is then another one's by its id.
 cdef dict accelerated
+
+cdef bint is_accelerated(object function) except -1
 
 # The `PjitInfo` that JAX gave a jitted function, or None where it is of another origin.
 cdef object jit_info_of(object function)

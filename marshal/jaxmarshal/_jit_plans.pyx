@@ -62,7 +62,8 @@ cdef list _known_of(object function):
     """The plans of all jitted functions of one function, or None if it cannot be referred to."""
     key = id(function)
     found = _by_function.get(key)
-    if found is None:
+    if found is None or found[0]() is not function:
+        _by_function.pop(key, None)
         try:
             reference = weakref.ref(function, lambda _: _by_function.pop(key, None))
         except TypeError:
@@ -88,9 +89,14 @@ cdef JitPlans _make_plans(object function, bint share):
     return plans
 
 
+cdef bint is_accelerated(object function) except -1:
+    entry = accelerated.get(id(function))
+    return entry is not None and entry[0]() is function
+
+
 cdef JitPlans plans_of_jitted(object function):
     plans = plans_of(function)
-    if plans is None and id(function) in accelerated:
+    if plans is None and is_accelerated(function):
         plans = _make_plans(function, False)
         give_plans(function, plans)
     return <JitPlans>plans
@@ -114,7 +120,10 @@ cdef int clear_plans(object function) except -1:
 
 cdef int expect_more(object function) except -1:
     cdef JitPlans plans
-    for _, _, found in _by_function.get(id(function), (None, ()))[1]:
+    known = _by_function.get(id(function))
+    if known is None or known[0]() is not function:
+        return 0
+    for _, _, found in known[1]:
         plans = <JitPlans>found
         start_afresh(plans)
         plans.leave = 0

@@ -1,7 +1,7 @@
 """Plans: keeping and running them."""
 
 from cpython.float cimport PyFloat_AS_DOUBLE
-from cpython.object cimport PyObject
+from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, Py_XINCREF
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
@@ -16,6 +16,7 @@ from jaxmarshal._counters cimport JM_DEBUG, counters, jm_counters
 from jaxmarshal._errors cimport propagate
 from jaxmarshal._intake cimport jm_guard, jm_intake
 from jaxmarshal._layout cimport array_buffer, is_gone
+from jaxmarshal._method cimport jm_use_vectorcall, vectorcallfunc
 from jaxmarshal._records cimport TargetPlan, put_host
 from jaxmarshal._scalars cimport bits_of
 from jaxmarshal._stats cimport (
@@ -33,6 +34,8 @@ cdef extern from *:
     #define JM_COUNT_PLANS(counters, by) JM_COUNT(counters, live_plans, by)
     """
     void JM_COUNT_PLANS(jm_counters* counters, int by) noexcept
+    int PyDict_DelItem(object mapping, object key) noexcept
+    void PyErr_Clear() noexcept
     PyObject* PyObject_CallOneArg(PyObject* function, PyObject* arg) noexcept
     PyObject* PyObject_Vectorcall(
         PyObject* function, PyObject** args, size_t n, PyObject* names
@@ -172,19 +175,53 @@ cdef Plans plans_of(object owner):
     return plans
 
 
-def _drop(owner: int) -> None:
+cdef void _forget_recent(uintptr_t owner) noexcept:
     cdef RecentOwner* place = _place(owner)
-    if place.owner == <PyObject*><uintptr_t>owner:
+    if place.owner == <PyObject*>owner:
         place.owner = NULL
         place.plans = NULL
-    _owners.pop(owner, None)
+
+
+cdef class _Obituary:
+    """Called when an owner dies, before its memory is free for another object: drops its plans.
+
+    In C, and without a comparison: whoever comes to lie there would find them. A Python function is
+    not called where the stack is used up, and Ctrl-C may end it.
+    """
+    cdef vectorcallfunc implementation
+    cdef dict owners      # `_owners`, which a module that was taken apart may lack
+    cdef object key       # the very object that is the key
+    cdef uintptr_t owner
+
+    def __call__(self, reference):
+        return self(reference)    # by `vectorcall`
+
+
+cdef PyObject* _drop(
+    PyObject* self, PyObject** args, size_t nargsf, PyObject* names
+) noexcept:
+    cdef _Obituary obituary = <_Obituary>self
+    _forget_recent(obituary.owner)
+    if PyDict_DelItem(obituary.owners, obituary.key) < 0:
+        PyErr_Clear()
+    Py_INCREF(None)
+    return <PyObject*>None
+
+
+jm_use_vectorcall(
+    <PyTypeObject*>_Obituary, <Py_ssize_t><void*>&(<_Obituary><void*>NULL).implementation, False
+)
 
 
 cdef int give_plans(object owner, Plans plans) except -1:
-    key = <uintptr_t><PyObject*>owner
-    # The callback runs before the owner's memory is free for another object. At the end of the
-    # interpreter it may find no name of this module.
-    _owners[key] = (weakref.ref(owner, lambda _, key=key, drop=_drop: drop(key)), plans)
+    cdef _Obituary obituary = _Obituary()
+    obituary.owner = <uintptr_t><PyObject*>owner
+    obituary.key = obituary.owner
+    obituary.owners = _owners
+    obituary.implementation = <vectorcallfunc>_drop
+    _owners.pop(obituary.key, None)    # a dict keeps the key that it has
+    _forget_recent(obituary.owner)
+    _owners[obituary.key] = (weakref.ref(owner, obituary), plans)
     return 0
 
 
