@@ -76,7 +76,10 @@ def test_calls(name):
     sharding, data, more, reason = CALLS[name]
     with without_jaxmarshal():
         expected = observe(lambda: put(sharding(), data(), *more))
-    call = lambda: jax.make_array_from_process_local_data(sharding(), data(), *more)
+
+    def call():
+        return jax.make_array_from_process_local_data(sharding(), data(), *more)
+
     observe(call)
     jaxmarshal.reset_stats()
     for _ in range(3):

@@ -16,10 +16,9 @@ cdef class JitPlans(Plans):
     cdef Plans filtered
     cdef bint takes_host     # for a front: host data among few arrays too, which C++ places better
 
-# Accelerated functions: id of one -> [weak reference to it, for whom]. What takes an entry away when
-# its function dies may fail, where the stack is used up: the entry is then another one's by its id.
+# Accelerated functions: id of one -> [weak reference to it, for whom]. An entry may outlive its
+# function where the stack was used up, until another function with this id takes its place.
 cdef dict accelerated
-
 cdef bint is_accelerated(object function) except -1
 
 # The `PjitInfo` that JAX gave a jitted function, or None where it is of another origin.
