@@ -1,11 +1,12 @@
 """Write the committed figures, and the versions of the matrix, into the documents, between markers.
 
-    python bench/figures.py            rewrite both READMEs of bench/, README.md and docs/packing.md
+    python bench/figures.py            rewrite them
     python bench/figures.py --check    exit status 1 where they say something else
 
-The figures are the files in `bench/figures/`, written by `python -m jaxmarshal bench --json` and by
-`bench/packed_figures.py --json`, and those in `bench/programs/figures/`, written by
-`bench/programs/run.py --json`. The versions are those of `noxfile.py`.
+The figures are the files in `bench/figures/`, written by `python -m jaxmarshal bench`,
+`bench/packed_figures.py` and `bench/several_processes.py` with `--json`, and those in
+`bench/programs/figures/`, written by `bench/programs/run.py --json`. The versions are those of
+`noxfile.py`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def by_version(path: Path) -> list[tuple[int, str]]:
 FIGURES = sorted((HERE / "figures").glob("py*.json"), key=by_version)
 TRAINING = sorted((HERE / "figures").glob("training-*.json"))
 PACKED = sorted((HERE / "figures").glob("packed-*.json"), key=lambda path: path.stem)
+PROCESSES = sorted((HERE / "figures").glob("processes-*.json"), key=by_version)
 SURVEYS = sorted((HERE / "figures").glob("survey-*.json"), key=lambda path: path.stem)
 PROGRAMS = sorted((HERE / "programs" / "figures").glob("*.json"))
 
@@ -264,6 +266,17 @@ def packed_compile_times() -> str:
     return _by_version("step", names, rows)
 
 
+def processes() -> str:
+    """What `several_processes.py` has written, a column for each file."""
+    found = [json.loads(path.read_text()) for path in PROCESSES]
+    rows = [
+        (f"`{row['call']}`", [f"{x['rows'][i]['ratio']:.1f}" for x in found])
+        for i, row in enumerate(found[0]["rows"])
+    ]
+    names = [_column({"versions": x}) for x in found]
+    return _by_version("× faster than JAX, in one of two processes", names, rows)
+
+
 def programs() -> str:
     """Every file of loops as a table."""
     parts = []
@@ -323,6 +336,7 @@ def documents() -> dict[Path, str]:
         (HERE.parent / "README.md", "versions", versions()),
         (HERE.parent / "docs" / "packing.md", "packed", packed()),
         (HERE.parent / "docs" / "packing.md", "compile times", packed_compile_times()),
+        (HERE.parent / "docs" / "distributed.md", "processes", processes()),
     ):
         old = wanted.get(path) or path.read_text(encoding="utf-8")
         before, start, rest = old.partition(f"<!-- {name} -->\n")

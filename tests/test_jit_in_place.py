@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from child import run_code, said
-from support import counts, transfer_log
+from support import counts, transfer_log, without_jaxmarshal
 
 import jaxmarshal
 from jaxmarshal import _jit, _jit_record, _reference
@@ -285,6 +285,97 @@ result.append(jaxmarshal.stats()["jit"]["hits"])
 def test_one_is_made_while_the_last_one_dies(fresh):
     """What is noted for the new one is not given up with the old one."""
     assert fresh(WHILE_ONE_DIES) == [True, False, 1]
+
+
+FORGETTING = {
+    "jax.clear_caches": jax.clear_caches,
+    "jaxmarshal.api.clear": jaxmarshal.api.clear,
+    "uninstalled": lambda: jaxmarshal.uninstall() or jaxmarshal.install(),
+}
+
+
+def cleared_by_a_relative(forget, kind, statics):
+    """What a function gives before and after another jit of the same function was cleared."""
+    held, x, seen = [1], jax.device_put(X), []
+
+    def add(x, n):
+        return x + held[0] * n
+
+    function, other = jax.jit(add, static_argnums=statics[0]), jax.jit(add, **statics[1])
+
+    def call():
+        for _ in range(4):
+            seen.append(function(x, 1).tolist())
+        other(x, 1)
+
+    call()
+    if kind == "uninstalled":
+        with without_jaxmarshal():
+            held[0] += 1
+            function.clear_cache()
+    forget()
+    for clear in (other.clear_cache, function.clear_cache, other._clear_cache):
+        call()
+        held[0] += 1
+        clear()
+    call()
+    return seen
+
+
+@pytest.mark.parametrize("statics", [(1, {"static_argnums": 1}), ((), {}), (1, {})], ids=str)
+@pytest.mark.parametrize("kind", FORGETTING)
+def test_trap_11_relatives_are_cleared_after_everything_was_forgotten(kind, statics):
+    """Trap 11: functions share a cache of jaxlib still, when all plans were dropped once."""
+    expected = cleared_by_a_relative(lambda: None, "", statics)
+    if kind == "uninstalled":
+        expected = cleared_by_a_relative(lambda: None, kind, statics)
+    with jaxmarshal.installed():
+        assert cleared_by_a_relative(FORGETTING[kind], kind, statics) == expected
+        assert jit_counts()[0] >= 4
+
+
+#: Ctrl-C ends what jaxmarshal does when it has accelerated its first function.
+INTERRUPTED = """
+import jax, jaxmarshal
+from jaxmarshal import _reference
+
+x = jax.numpy.zeros(3)
+held = [1]
+add = lambda x: x + held[0]
+other, function = jax.jit(add), jax.jit(add)
+with jaxmarshal.installed():
+    for _ in range(4):
+        function(x)
+held[0] += 1
+function.clear_cache()    # nobody hears of it
+ask = _reference.infer_params_cache
+
+def interrupted(*args):
+    _reference.infer_params_cache = ask
+    raise KeyboardInterrupt
+
+_reference.infer_params_cache = interrupted
+result = []
+try:
+    jaxmarshal.install()
+except KeyboardInterrupt:
+    result.append(float(function(x)[0]))
+jaxmarshal.install()
+for how in (function.clear_cache, other.clear_cache, jax.clear_caches):
+    for _ in range(4):
+        function(x)
+    jaxmarshal.reset_stats()
+    function(x)
+    result.append(jaxmarshal.stats()["jit"]["hits"])
+    held[0] += 1
+    how()
+    result.append(float(function(x)[0]))
+"""
+
+
+def test_trap_11_an_interrupted_install(fresh):
+    """What clears the caches of functions is heard, whatever became of the first install()."""
+    assert fresh(INTERRUPTED) == [2.0, 1, 3.0, 1, 4.0, 1, 5.0]
 
 
 def test_functions_die():

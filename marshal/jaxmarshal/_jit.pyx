@@ -75,6 +75,7 @@ cdef bint _active = _reference.HAVE_JIT
 cdef vectorcallfunc _reference_call = NULL    # what every such function was called by
 cdef int _installed = 0        # BY_JIT, BY_PRIMITIVES
 cdef object _mark = None       # see `_ask_mark`
+cdef bint _is_listening = False
 cdef dict _excluded = {}       # id of a function -> weak reference to it
 
 
@@ -220,8 +221,15 @@ def call_jitted(function, args, kwargs):
 cdef PyObject* _clear_cache(
     PyObject* method, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
-    """`PjitFunction._clear_cache(self)`, to which `clear_cache` comes too."""
-    cdef PyObject* result = PyObject_Vectorcall(<PyObject*>_clear_method, args, nargsf, names)
+    """`PjitFunction._clear_cache(self)`, to which `clear_cache` comes too.
+
+    Plans go first: where that fails, as at the end of the stack, nothing is cleared. What another
+    thread recorded meanwhile goes afterwards.
+    """
+    cdef PyObject* result
+    if PyVectorcall_NARGS(nargsf) == 1 and type(<object>args[0]) is _type:
+        clear_plans(<object>args[0])
+    result = PyObject_Vectorcall(<PyObject*>_clear_method, args, nargsf, names)
     if result != NULL:
         clear_plans(<object>args[0])
     return result
@@ -257,11 +265,15 @@ def accelerate(function, int by, bint is_new=False):
     # At the end of the interpreter the callback may find no name of this module.
     forget = _forget_function
     accelerated[key] = [weakref.ref(function, lambda _: forget(key)), by]
+    try:
+        if not _is_listening:
+            _listen()
+        if is_new:
+            give_shared_plans(function)
+    except BaseException:    # Ctrl-C, or the end of the stack: plans that nothing clears are none
+        accelerated.pop(key, None)
+        raise
     pointer[0] = <vectorcallfunc>_call
-    if len(accelerated) == 1:
-        _listen(True)
-    if is_new:
-        give_shared_plans(function)
     return function
 
 
@@ -283,21 +295,29 @@ def exclude(function):
 def _forget_function(key: int) -> None:
     accelerated.pop(key, None)
     if not accelerated and getattr(_reference, "pjit", None) is not None:
-        _listen(False)    # unless the interpreter ends
+        _stop_listening()    # unless the interpreter ends
 
 
-cdef int _listen(bint on) except -1:
+cdef int _listen() except -1:
     """While any function is accelerated: note what jaxlib keeps, and hear what clears it."""
-    global _mark
-    mark = _ask_mark()    # runs code: functions may be made and die meanwhile
-    if on != bool(accelerated):
-        return 0
-    if not on:
-        _mark = mark
-    elif mark is not _mark:
+    global _is_listening
+    if _ask_mark() is not _mark:
         forget_plans()
-    _type._clear_cache = clear_cache if on else _clear_method
-    return _note_what_is_kept(on)
+    _type._clear_cache = clear_cache
+    _note_what_is_kept(True)
+    _is_listening = True
+    return 0
+
+
+cdef int _stop_listening() except -1:
+    global _is_listening, _mark
+    mark = _ask_mark()    # runs code: functions may be made meanwhile
+    if accelerated:
+        return 0
+    _is_listening = False
+    _mark = mark
+    _type._clear_cache = _clear_method
+    return _note_what_is_kept(False)
 
 
 cdef int _note_what_is_kept(bint on) except -1:
@@ -335,8 +355,12 @@ def use_installed(bint jit, bint primitives, bint fronts=False):
         | (_BY_FRONTS if fronts else 0)
     )
     if _installed & ~before & _BY_JIT:
-        for function in all_functions():
-            accelerate(function, _BY_JIT)
+        try:
+            for function in all_functions():
+                accelerate(function, _BY_JIT)
+        except BaseException:    # Ctrl-C: the next time
+            _installed = before
+            raise
     for entry in list(accelerated.values()):
         entry[1] &= _installed | _OWN
         function = entry[0]()

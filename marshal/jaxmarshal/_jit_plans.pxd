@@ -8,6 +8,8 @@ from jaxmarshal._plan cimport Plans
 cdef class JitPlans(Plans):
     cdef object __weakref__
     cdef StaticRule rule     # None where no argument is static
+    cdef object made_of      # weak reference to the function that was jitted, or None
+    cdef tuple options       # by what jaxlib's cache knows it beside that, see `_options`
     cdef bint donates        # may a call use up its arguments?
     cdef int leave           # misses before a plan is tried again
     # Signatures that jaxlib answered by itself: may JAX's Python function be asked?

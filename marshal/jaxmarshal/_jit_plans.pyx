@@ -82,6 +82,9 @@ cdef JitPlans _make_plans(object function, bint share):
             if may_be_shared and other[0] is options[0] and other == options:
                 return found
     plans = JitPlans(_rule(state))
+    plans.options = options
+    if known is not None:
+        plans.made_of = weakref.ref(state["fun"])
     plans.donates = _donates(function)
     _all_plans.add(plans)
     if known is not None:
@@ -109,12 +112,16 @@ cdef int give_shared_plans(object function) except -1:
 cdef int clear_plans(object function) except -1:
     cdef dict state = function.__getstate__()
     cdef tuple options = _options(state)
-    plans = plans_of(function)
-    if plans is not None:
-        _clear(<JitPlans>plans)
-    for other, _, found in _known_of(state.get("fun")) or ():
-        if other[0] is options[0] and other[1] == options[1]:
-            _clear(<JitPlans>found)
+    cdef JitPlans plans
+    found = plans_of(function)
+    if found is not None:
+        _clear(<JitPlans>found)
+    for found in list(_all_plans):    # `_by_function` may have been emptied since
+        plans = <JitPlans>found
+        if plans.made_of is None or plans.made_of() is not state.get("fun"):
+            continue
+        if plans.options[0] is options[0] and plans.options[1] == options[1]:
+            _clear(plans)
     return 0
 
 
