@@ -270,7 +270,7 @@ def processes() -> str:
     """What `several_processes.py` has written, a column for each file."""
     found = [json.loads(path.read_text()) for path in PROCESSES]
     rows = [
-        (f"`{row['call']}`", [f"{x['rows'][i]['ratio']:.1f}" for x in found])
+        (row["call"], [f"{x['rows'][i]['ratio']:.1f}" for x in found])
         for i, row in enumerate(found[0]["rows"])
     ]
     names = [_column({"versions": x}) for x in found]
