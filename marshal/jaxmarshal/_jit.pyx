@@ -218,6 +218,13 @@ def call_jitted(function, args, kwargs):
 
 # --- Accelerating objects ------------------------------------------------------------------------
 
+cdef int _clear_plans(PyObject** args, size_t nargsf) except -1:
+    """Clear the plans of the function that is the only argument, if it is one."""
+    if PyVectorcall_NARGS(nargsf) == 1 and type(<object>args[0]) is _type:
+        clear_plans(<object>args[0])
+    return 0
+
+
 cdef PyObject* _clear_cache(
     PyObject* method, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
@@ -227,11 +234,10 @@ cdef PyObject* _clear_cache(
     thread recorded meanwhile goes afterwards.
     """
     cdef PyObject* result
-    if PyVectorcall_NARGS(nargsf) == 1 and type(<object>args[0]) is _type:
-        clear_plans(<object>args[0])
+    _clear_plans(args, nargsf)
     result = PyObject_Vectorcall(<PyObject*>_clear_method, args, nargsf, names)
     if result != NULL:
-        clear_plans(<object>args[0])
+        _clear_plans(args, nargsf)
     return result
 
 

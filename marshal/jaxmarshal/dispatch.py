@@ -18,7 +18,7 @@ from jaxmarshal import _install, _reference, _rules
 # These belong to other parts of JAX, where `install()` puts them.
 _ELSEWHERE = {
     "device_put", "jit", "bind", "asarray", "array", "zeros", "ones", "full", "getitem",
-    "functions",
+    "functions", "make_array_from_process_local_data",
 }  # fmt: skip
 _ACCELERATED = {
     entry.name: entry
