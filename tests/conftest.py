@@ -43,11 +43,11 @@ LAYOUT_OFF = os.environ.get("JAXMARSHAL_OBJECT_LAYOUT", "").lower() in ("off", "
 #: Modules whose tests say which calls of compiled code are fast. None is where arrays cannot be
 #: compared by their words: what happens there instead is in `test_stepping_aside.py`.
 ABOUT_PLANS = frozenset((
-    "test_compat_execution", "test_eager_replaced", "test_eager_traps", "test_execute_calls",
-    "test_execute_traps", "test_explain", "test_explain_functions", "test_filter_jit",
-    "test_front_equinox", "test_jit_arguments", "test_jit_calls", "test_jit_guard",
-    "test_jit_in_place", "test_jit_lifetime", "test_jit_placement", "test_jit_protocol",
-    "test_jit_static", "test_plan_traps", "test_user_code",
+    "test_compat_execution", "test_eager_replaced", "test_eager_traps", "test_end_of_stack",
+    "test_execute_calls", "test_execute_traps", "test_explain", "test_explain_functions",
+    "test_filter_jit", "test_front_equinox", "test_jit_arguments", "test_jit_calls",
+    "test_jit_guard", "test_jit_in_place", "test_jit_lifetime", "test_jit_placement",
+    "test_jit_protocol", "test_jit_static", "test_plan_traps", "test_user_code",
 ))  # fmt: skip
 
 
