@@ -9,7 +9,6 @@ import gc
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.interpreters import pxla
@@ -86,24 +85,23 @@ def test_trap_2_another_owner_at_the_same_place(name, monkeypatch):
     """Trap 2: it does not find the plans of the one that died, and gets its own."""
     x = jax.device_put(X)
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)    # JAX's own callbacks are Python
-    entry = name if name in jaxmarshal.stats() else "jit"
-    met = reused = 0
-    places = set()
+    entry = "jit" if name in ("jaxmarshal.jit", "a function") else name
+    reused, hits, places = 0, [], set()
     with jaxmarshal.installed():
-        jaxmarshal.reset_stats()
         for n in range(TIMES):
             _, owner, call = OWNERS[name](n)
             reused += id(owner) in places
             places.add(id(owner))
-            for _ in range(3):
+            jaxmarshal.reset_stats()
+            for _ in range(4):
                 np.testing.assert_array_equal(call(x), X + n)
-                met += 1
+            hits.append(jaxmarshal.stats()[entry]["hits"])
             holder = [owner, call]
             del _, owner, call
             let_go(holder)
             assert not holder
-    found = jaxmarshal.stats()[entry]
-    assert found["hits"] >= met // 3, found
+    assert hits[0] >= 2
+    assert set(hits) == {hits[0]}, hits
     if not reused:
         pytest.skip("no address came back")
 
@@ -130,11 +128,16 @@ def test_plans_are_let_go():
 def test_excluded_functions(monkeypatch):
     """One that was excluded and has died says nothing of another one at its place."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    places, reused = set(), 0
     with jaxmarshal.installed():
         for _ in range(TIMES):
-            holder = [jaxmarshal.exclude(jax.jit(jnp.negative))]
+            holder = [jaxmarshal.exclude(jax.jit(lambda x: x))]
             assert not _jit.uses_plans(holder[0])
+            places.add(id(holder[0]))
             let_go(holder)
-            function = jax.jit(jnp.negative)
+            function = jax.jit(lambda x: x)
             assert _jit.uses_plans(function)
+            reused += id(function) in places
             del function
+    if not reused:
+        pytest.skip("no address came back")
