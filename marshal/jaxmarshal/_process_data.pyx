@@ -35,7 +35,7 @@ cdef int _entry = entry_number("make_array_from_process_local_data")
 
 
 cdef bint _is_plain(object global_shape, object local_data, bint distributed) except -1:
-    """Is it none, or a plain one for one array?"""
+    """Is the global shape None, or a tuple of ints beside a single numpy array?"""
     if global_shape is None:
         return True
     if type(global_shape) is not tuple or type(local_data) is not np.ndarray:
