@@ -277,7 +277,7 @@ def accelerate(function, int by, bint is_new=False):
         if is_new:
             give_shared_plans(function)
     except BaseException:    # Ctrl-C, or the end of the stack: plans that nothing clears are none
-        accelerated.pop(key, None)
+        _forget_function(key)
         raise
     pointer[0] = <vectorcallfunc>_call
     return function
@@ -317,6 +317,8 @@ cdef int _listen() except -1:
 
 cdef int _stop_listening() except -1:
     global _is_listening, _mark
+    if not _is_listening:    # what was cleared meanwhile is still to be found out
+        return 0
     mark = _ask_mark()    # runs code: functions may be made meanwhile
     if accelerated:
         return 0
