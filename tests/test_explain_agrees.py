@@ -126,6 +126,10 @@ class World:
                 {"devices": [rng.choice([None, jax.devices()[1], SHARDED]), None],
                  "srcs": [None, None], "copy_semantics": [_reference.REUSE_INPUT] * 2}),
             "batched_device_put": batched,
+            "make_array_from_process_local_data": lambda rng: (
+                jax.make_array_from_process_local_data,
+                (rng.choice([SHARDED, SingleDeviceSharding(jax.devices()[1]), "x"]), tree(rng, 1),
+                 *rng.choice([(), (), (None,), ((4,),), ((8,),)])), {}),
             "functions": lambda rng: (*rng.choice([
                 (lax.neg, (tree(rng, 0),)), (lax.add, (tree(rng, 0), tree(rng, 0))),
                 (jnp.stack, ([tree(rng, 0)] * 2,)), (jax.nn.relu, (tree(rng, 0),)),
@@ -264,6 +268,18 @@ def test_explain_agrees_for_long():
 def test_a_number_that_comes_in_often(seed):
     """Programs in which a number is kept as an array: from the call on that was said to be fast."""
     assert run(seed, 20)["hit"] >= 5
+
+
+def test_a_refused_call_keeps_its_reason():
+    """Beside a plan that it does not fit, whether attempts or looks at plans pause."""
+    with jaxmarshal.installed():
+        f = jax.jit(lambda x: x * 1)
+        agreed = {}
+        for _ in range(3):
+            f(jnp.ones(4))
+        for _ in range(200):
+            check("jit", f, (np.ones(4, np.float32),), {}, agreed)
+    assert agreed["host_leaves"] >= 199    # the first is compiled, and counts what is traced
 
 
 def test_asking_changes_nothing():

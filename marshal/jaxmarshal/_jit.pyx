@@ -144,7 +144,7 @@ cdef PyObject* _call(
     cdef Context context
     cdef Call call
     cdef PyObject* result
-    cdef int reason
+    cdef int reason, refusal
     if plans is None and is_asked():    # before it is accelerated
         plans = JitPlans(static_rule_of(<object>self))
     if plans is None:
@@ -166,13 +166,16 @@ cdef PyObject* _call(
         return result
     if PyErr_Occurred() != NULL:
         return NULL
+    refusal = plans.refusal
     if plans.plans and not is_asked():
         nothing_fitted(plans, reason, SOME_MISSES)
     if reason == HOST_LEAVES:    # there is a plan, for scalars that stay the same
         count_miss_of(_entry, plans.counts, reason)
         return _call_reference(self, args, nargsf, names)
     if plans.leave:
-        count_miss_of(_entry, plans.counts, plans.refusal if reason == NOT_RECORDED else reason)
+        if reason == NOT_RECORDED:    # the last attempt has found out why
+            reason = plans.refusal = refusal
+        count_miss_of(_entry, plans.counts, reason)
         plans.leave -= 1
         return _call_reference(self, args, nargsf, names)
     _counts(self, plans)
