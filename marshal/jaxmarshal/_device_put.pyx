@@ -22,10 +22,11 @@ from jaxmarshal._layout cimport (
     array_aval, array_committed, array_dtype, array_sharding, is_gone
 )
 from jaxmarshal._records cimport (
-    COPY, MOVE, PUT_HOST, RETURN, UNDECIDED, WRAP, Records, TargetPlan, find_target, is_numeric,
-    is_target, put_host, records_of, resolve_host, sharding_for, shards_in_python, try_to_record,
-    why_not_found
+    CALL, COPY, MOVE, PUT_HOST, RETURN, UNDECIDED, WRAP, Records, TargetPlan, find_target,
+    is_numeric, is_reached_by_function, is_target, put_host, records_of, resolve_host, sharding_for,
+    shards_in_python, try_to_record, why_not_found
 )
+from jaxmarshal._reshard cimport call_function, is_space, record_functions, resolve_by_function
 from jaxmarshal._stats cimport (
     CONTEXT, DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NOT_RECORDED, NO_BACKEND, OPTIONS, TARGET, TREE,
     UNSUPPORTED, count_hit, count_miss, decided_to_hit, enter, entry_number, leave,
@@ -173,6 +174,13 @@ cdef int _resolve(Records records, jm_table* table, object device, int semantics
                 return reason
             transfer = transfer or slot.action == MOVE
             continue
+        if is_reached_by_function(target):
+            reason = resolve_by_function(records, slot, target, semantics)
+            if reason:
+                return reason
+            if slot.action == CALL:
+                host = transfer = True
+            continue
         if not found:
             plan = find_target(records, target)
             if plan is None:
@@ -207,12 +215,17 @@ cdef inline int _set_result(jm_slot* slot, object result) except -1:
     return 0
 
 
+cdef inline object _how(int semantics):
+    """JAX's word for it."""
+    return _always_copy if semantics == ALWAYS_COPY else _reuse
+
+
 cdef int _move_all(jm_table* table, object device, int semantics) except -1:
     """What the reference does with arrays that are moved, or copied where they lie: all at once."""
     cdef Py_ssize_t i, n = 0
     cdef jm_slot* slot
     cdef list arrays = [], shardings = [], handlers = []
-    cdef object how = _always_copy if semantics == ALWAYS_COPY else _reuse
+    cdef object how = _how(semantics)
     for i in range(table.count):
         slot = &table.slots[i]
         if slot.action != MOVE:
@@ -240,8 +253,11 @@ cdef int _move_all(jm_table* table, object device, int semantics) except -1:
 
 
 cdef object _run_slot(jm_slot* slot, object target, int semantics):
-    cdef TargetPlan plan = <TargetPlan>slot.target
+    cdef TargetPlan plan
     cdef object array
+    if slot.action == CALL:
+        return call_function(slot, target)
+    plan = <TargetPlan>slot.target
     if slot.action == PUT_HOST:
         return put_host(slot, plan, target)
     array = <object>slot.obj
@@ -277,7 +293,7 @@ cdef int _flatten_whole(object x, object device, Structure* structure, jm_table*
 
     Errors of the user's own flatten functions are raised: they have run, and are not run again.
     """
-    if device is not None and not is_target(device):
+    if not (device is None or is_target(device) or is_reached_by_function(device)):
         return TREE
     free_structure(structure)
     jm_table_free(table)
@@ -339,16 +355,23 @@ cdef object _put_on_tape(object x, object device):
     return result
 
 
+cdef int _try_to_record(
+    Records records, jm_table* table, object device, int semantics, object result
+) except -1:
+    try_to_record(records, table, device, result)
+    return record_functions(records, table, device, semantics, _how(semantics), result)
+
+
 cdef object _put_leaves(
-    Structure* structure, jm_table* table, object device, Records records, int reason,
-    dict options
+    Structure* structure, jm_table* table, object device, int semantics, Records records,
+    int reason, dict options
 ):
     """The reference's call with the leaves of a tree that was flattened by the registry."""
     cdef Py_ssize_t i
     leaves = [<object>table.slots[i].obj for i in range(table.count)]
     leaves = _put_by_reference(leaves, device, options)
     if reason == NOT_RECORDED:
-        try_to_record(records, table, device, leaves)
+        _try_to_record(records, table, device, semantics, leaves)
     return (<object>structure.steps[0].data).unflatten(leaves)
 
 
@@ -368,7 +391,7 @@ cdef int _record_call(
             flatten(x, NULL if device is None else <PyObject*>device, &structure, &table) == HIT
             and _resolve(records, &table, device, semantics) == NOT_RECORDED
         ):
-            try_to_record(records, &table, device, result)
+            _try_to_record(records, &table, device, semantics, result)
     except Exception:
         if JM_DEBUG:
             raise
@@ -428,14 +451,14 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
         count_miss(_entry, reason)
         if _was_flattened(&structure):
             return _put_leaves(
-                &structure, &table, device, records, reason,
+                &structure, &table, device, semantics, records, reason,
                 {"src": src, "donate": donate, "may_alias": may_alias},
             )
         result = _put_by_reference(
             x, device, {"src": src, "donate": donate, "may_alias": may_alias}
         )
         if reason == NOT_RECORDED:
-            try_to_record(records, &table, device, result)
+            _try_to_record(records, &table, device, semantics, result)
         return result
     finally:
         free_structure(&structure)
@@ -505,7 +528,7 @@ def batched_device_put_impl(*xs, devices, srcs, copy_semantics):
         count_miss(_batched_entry, reason)
         result = _batched_impl(*xs, devices=devices, srcs=srcs, copy_semantics=copy_semantics)
         if reason == NOT_RECORDED:
-            try_to_record(records, &table, None, result)
+            _try_to_record(records, &table, None, REUSE, result)
         return result
     finally:
         jm_table_free(&table)
@@ -521,6 +544,8 @@ cdef int _prepare_leaves(tuple xs, object devices, Records records, jm_table* ta
             kind = classify(<PyObject*>x)
             if kind != JM_ARRAY and not jm_kind_is_host(kind):
                 return reason_of_kind(kind)
+            if is_space(device):
+                return TARGET    # `srcs` may be anything
             push_argument(table, x, kind, <PyObject*>device)
         return _resolve(records, table, None, REUSE)
     except Exception:

@@ -17,6 +17,7 @@ cdef enum Action:
     WRAP       # an array on the target device: a new array on the same buffer
     COPY       # an array on another device of the same client
     MOVE       # an array to another sharding, as the reference's own shard_args does it
+    CALL       # by the jitted function that the reference calls; see `_reshard`
     REFUSED    # it is why no plan can be made
     CUSTOM_LAYOUT    # an array whose data do not lie in the default layout
 
@@ -69,6 +70,7 @@ cdef class Records:
     cdef bint cuts_first       # as in TargetPlan
     cdef TargetPlan default    # for target None
     cdef dict targets          # target, a spec with its mesh, -> TargetPlan, by equality
+    cdef dict functions        # what the reference calls for an argument; see `_reshard`
     cdef list recent           # TargetPlans whose target was seen last, compared by pointer
     cdef int next_recent
 
@@ -89,6 +91,9 @@ cdef int try_to_record(Records records, jm_table* table, object target, object r
 
 # Is it a device or a sharding of a kind for which records are kept?
 cdef bint is_target(object target) noexcept
+
+# Is it a Format or a memory space, whose records `_reshard` keeps?
+cdef bint is_reached_by_function(object target) noexcept
 
 # Why there is no record for a target: NOT_RECORDED, or TARGET where there cannot be one, as for a
 # PartitionSpec while no mesh is set; CONTEXT for one on devices of other processes.

@@ -49,6 +49,9 @@ cdef object _device_type = _reference.Device
 cdef object _single_type = _reference.SingleDeviceSharding
 cdef object _named_type = _reference.NamedSharding
 cdef object _spec_type = _reference.PartitionSpec
+cdef object _format_type = _reference.Format
+cdef object _space_type = _reference.MemorySpace
+cdef bint _calls_functions = _reference.HAVE_RESHARD
 cdef object _device_context = _reference.device_context
 
 
@@ -91,6 +94,7 @@ cdef class TargetPlan:
 cdef class Records:
     def __cinit__(self):
         self.targets = {}
+        self.functions = {}
         self.recent = []
 
 
@@ -249,6 +253,11 @@ cdef TargetPlan find_target(Records records, object target):
 cdef bint is_target(object target) noexcept:
     cdef object cls = type(target)
     return cls is _device_type or cls is _single_type or cls is _named_type
+
+
+cdef bint is_reached_by_function(object target) noexcept:
+    cdef object cls = type(target)
+    return _calls_functions and (cls is _format_type or cls is _space_type)
 
 
 cdef bint shards_in_python() except -1:

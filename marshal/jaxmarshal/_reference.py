@@ -320,6 +320,14 @@ jit_key_states: tuple[Any, ...] = (
 Primitive = _lookup("jax._src.core", "Primitive")
 primitive_bind = _lookup("jax._src.core", "Primitive.bind")
 xla_primitive_callable = _lookup("jax._src.dispatch", "xla_primitive_callable")
+Format = _lookup("jax._src.layout", "Format")
+Layout = _lookup("jax._src.layout", "Layout")
+MemorySpace = _lookup("jax._src.core", "MemorySpace")
+#: What `device_put` to a Format jits; called `_identity_fn` before JAX 0.10.
+reshard_identity = (
+    lookup_quietly("jax._src.dispatch", "_device_put_reshard")
+    or _lookup("jax._src.dispatch", "_identity_fn")
+)
 apply_primitive = _lookup("jax._src.dispatch", "apply_primitive")
 #: Makes arrays of data on the host since JAX 0.10.1; what made them before is `device_put`.
 stage_primitive = lookup_quietly("jax._src.core", "stage_p")
@@ -570,6 +578,10 @@ HAVE_LAYOUT_PROBE: bool = _have(
 # Of entry points that need one name more than those they are built on.
 HAVE_BATCHED_IMPL: bool = _have(
     "HAVE_BATCHED_IMPL", batched_device_put_impl, flags=("HAVE_DEVICE_PUT",)
+)
+HAVE_RESHARD: bool = _have(
+    "HAVE_RESHARD", Format, Layout, MemorySpace, reshard_identity, xla_primitive_callable,
+    device_put_primitive, flags=("HAVE_DEVICE_PUT",),
 )
 HAVE_PROCESS_DATA: bool = _have(
     "HAVE_PROCESS_DATA", make_process_array, flags=("HAVE_DEVICE_PUT",)

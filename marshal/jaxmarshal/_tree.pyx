@@ -15,7 +15,7 @@ from jaxmarshal._classify cimport (
 )
 from jaxmarshal._counters cimport counters, jm_counters
 from jaxmarshal._fields cimport FieldsNode, make_instance
-from jaxmarshal._records cimport is_target
+from jaxmarshal._records cimport is_reached_by_function, is_target
 from jaxmarshal._static cimport StaticArgument
 from jaxmarshal._stats cimport HIT, TREE, call_aside, reason_of_kind
 
@@ -141,7 +141,10 @@ cdef inline bint _stands_for_nothing(PyObject* prefix) noexcept:
 
     What is no plain target may be a node of JAX's registry, of which the reference knows the error.
     """
-    return prefix == NULL or _prefix_kind(prefix) == JM_NONE or is_target(<object>prefix)
+    return (
+        prefix == NULL or _prefix_kind(prefix) == JM_NONE or is_target(<object>prefix)
+        or is_reached_by_function(<object>prefix)
+    )
 
 
 cdef inline PyObject* _child(PyObject* prefix, bint broadcast, Py_ssize_t i, bint is_list) noexcept:

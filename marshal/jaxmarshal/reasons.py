@@ -99,10 +99,10 @@ REASONS: tuple[Reason, ...] = (
     Reason(
         "target",
         "The target is neither None nor a Device, SingleDeviceSharding or NamedSharding, nor a "
-        "PartitionSpec while a mesh is set; or it is a Device, and an array lies on another "
-        "platform, in other memory or by another kind of sharding.",
+        "PartitionSpec while a mesh is set, nor a Format or memory space; or it is a Device, and "
+        "an array lies on another platform, in other memory or by another kind of sharding.",
         "Pass a sharding as the target, for example NamedSharding(mesh, spec).",
-        "`device_put(x, x.format)`",
+        "`device_put(h, Format(None, sharding))` of numpy data",
     ),
     Reason(
         "tree",

@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.experimental.layout import Format, Layout
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 KINDS = ("arrays", "numpy", "scalars", "mixed")
 TREES = ("list", "dict", "model", "custom")
@@ -51,6 +52,11 @@ def tree_of(tree: str, items: list[Any]) -> Any:
     if tree == "model":
         return {f"layer{i:04}": dict(zip("wb", pair)) for i, pair in enumerate(pairs)}  # noqa: B905
     return [Layer(*pair) for pair in pairs]
+
+
+def columns_in_memory() -> Format:
+    """The first device, with the data of a matrix column after column."""
+    return Format(Layout((1, 0)), SingleDeviceSharding(jax.devices()[0]))
 
 
 def over_all_devices(spec: tuple[Any, ...] = ("x",)) -> NamedSharding:

@@ -33,7 +33,7 @@ CERTAIN = 3.0
 #: One row for each way into each entry point: narrow, wide and refused.
 QUICK = {
     "device_put": ("np f32[8]", "list of 100 numpy", "list of 100 arrays",
-                   "refused (src=)"),
+                   "array f32[8,8] to a Format", "refused (src=)"),
     "shard_args": ("1 arrays", "10 numpy", "batched_device_put of 1 numpy",
                    "batched_device_put_impl of 1 numpy",
                    "make_array_from_process_local_data, dict of 2 numpy"),

@@ -68,6 +68,10 @@ def _over_devices(spec: tuple[Any, ...]) -> Sides:
     return _sides((wide, target), floor)
 
 
+def _to(target: Callable[[], Any]) -> Sides:
+    return _sides((jax.device_put(np.ones((8, 8), np.float32)), target()))
+
+
 def device_put_cases() -> Iterator[Case]:
     """`jax.device_put` of host data and of arrays."""
 
@@ -104,6 +108,13 @@ def device_put_cases() -> Iterator[Case]:
         yield case(
             f"np f32[64,8] {name} over 8", partial(_over_devices, spec), devices=8,
             least_speedup=2.2,
+        )  # fmt: skip
+    for name, target in (
+        ("a Format", inputs.columns_in_memory),
+        ("a memory space", lambda: jax.memory.Space.Host),
+    ):
+        yield case(
+            f"array f32[8,8] to {name}", partial(_to, target), least_speedup=2,
         )  # fmt: skip
     yield case("np f32[8], blocking", lambda: _one_numpy().blocking())
     yield case(
