@@ -108,14 +108,15 @@ def lookup_quietly(module: str, name: str) -> Any:
         return None
 
 
-def _lookup_in_either(name: str, *modules: str) -> Any:
-    """The same for a name that has moved from one module to another."""
-    for module in modules:
-        found = lookup_quietly(module, name)
+def _lookup_either(*names: str) -> Any:
+    """The same for what has moved to another module, or been renamed: "module.name", each."""
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        found = lookup_quietly(module, attribute)
         if found is not None:
             return found
-    missing[f"{modules[0]}.{name}"] = f"not in {' nor '.join(modules)}"
-    return _Missing(f"{modules[0]}.{name}")
+    missing[names[0]] = f"neither it nor {' nor '.join(names[1:])}"
+    return _Missing(names[0])
 
 
 def _have(flag: str, *objects: Any, flags: tuple[str, ...] = ()) -> bool:
@@ -298,7 +299,7 @@ _NO_CODE = compile("", "", "exec")
 cache_miss_code = _cache_miss_code()
 optimization_level = _lookup("jax._src.config", "optimization_level")
 memory_fitting_level = _lookup("jax._src.config", "memory_fitting_level")
-device_context = _lookup_in_either("device_context", "jax._src.mesh", "jax._src.config")
+device_context = _lookup_either("jax._src.mesh.device_context", "jax._src.config.device_context")
 #: The configuration states that jitted functions depend on and the trace context lacks. Some came
 #: with later versions, and one is gone.
 jit_key_states: tuple[Any, ...] = (
@@ -323,10 +324,9 @@ xla_primitive_callable = _lookup("jax._src.dispatch", "xla_primitive_callable")
 Format = _lookup("jax._src.layout", "Format")
 Layout = _lookup("jax._src.layout", "Layout")
 MemorySpace = _lookup("jax._src.core", "MemorySpace")
-#: What `device_put` to a Format jits; called `_identity_fn` before JAX 0.10.
-reshard_identity = (
-    lookup_quietly("jax._src.dispatch", "_device_put_reshard")
-    or _lookup("jax._src.dispatch", "_identity_fn")
+#: What `device_put` to a Format jits.
+reshard_identity = _lookup_either(
+    "jax._src.dispatch._device_put_reshard", "jax._src.dispatch._identity_fn"
 )
 apply_primitive = _lookup("jax._src.dispatch", "apply_primitive")
 #: Makes arrays of data on the host since JAX 0.10.1; what made them before is `device_put`.

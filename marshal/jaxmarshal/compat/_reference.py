@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from jaxmarshal import _reference as _main
-from jaxmarshal._reference import _have, _lookup, _lookup_in_either, _Missing
+from jaxmarshal._reference import _have, _lookup, _lookup_either, _Missing
 
 # --- The runtime ---------------------------------------------------------------------------------
 extension = _lookup("jaxlib", "_jax")
@@ -35,9 +35,11 @@ is_cache_used = _lookup("jax._src.compilation_cache", "is_cache_used")
 compile_or_get_cached = _lookup("jax._src.compiler", "compile_or_get_cached")
 
 # --- What is public since JAX 0.10 ----------------------------------------------------------------
-AbstractToken = _lookup_in_either("AbstractToken", "jax.extend.core", "jax._src.core")
-subjaxprs = _lookup_in_either("subjaxprs", "jax.extend.core", "jax._src.core")
-jaxprs_in_params = _lookup_in_either("jaxprs_in_params", "jax.extend.core", "jax._src.core")
+AbstractToken = _lookup_either("jax.extend.core.AbstractToken", "jax._src.core.AbstractToken")
+subjaxprs = _lookup_either("jax.extend.core.subjaxprs", "jax._src.core.subjaxprs")
+jaxprs_in_params = _lookup_either(
+    "jax.extend.core.jaxprs_in_params", "jax._src.core.jaxprs_in_params"
+)
 
 # --- Capabilities --------------------------------------------------------------------------------
 HAVE_COMPILE: bool = _have(
