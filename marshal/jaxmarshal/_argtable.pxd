@@ -1,6 +1,7 @@
 """The argument table; see the header for ownership and failure."""
 
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport int32_t
 
 from jaxmarshal._classify cimport JM_ARRAY, JM_NDARRAY, JM_OTHER, classify, kind_of_unknown
@@ -52,3 +53,10 @@ cdef inline int push_argument(
         buffer = PyArray_DATA(<void*>obj)
         JM_COUNT_BUFFER_READ(&counters)
     return jm_table_push(table, <PyObject*>obj, kind, buffer, prefix)
+
+# Put what is ready for the call, or its result, into the place of what was there.
+cdef inline void set_ready(jm_slot* slot, object ready) noexcept:
+    cdef PyObject* old = slot.ready
+    Py_INCREF(ready)
+    slot.ready = <PyObject*>ready
+    Py_XDECREF(old)

@@ -7,10 +7,10 @@ the reference, whose results are then recorded.
 """
 
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_INCREF
 
 from jaxmarshal._argtable cimport (
-    jm_slot, jm_table, jm_table_free, jm_table_init, push_argument
+    jm_slot, jm_table, jm_table_free, jm_table_init, push_argument, set_ready
 )
 from jaxmarshal._classify cimport (
     JM_ARRAY, JM_KEY_ARRAY, classify, jm_kind_is_argument, jm_kind_is_host
@@ -29,7 +29,7 @@ from jaxmarshal._records cimport (
 from jaxmarshal._reshard cimport call_function, is_space, record_functions, resolve_by_function
 from jaxmarshal._stats cimport (
     CONTEXT, DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NOT_RECORDED, NO_BACKEND, OPTIONS, TARGET, TREE,
-    UNSUPPORTED, count_hit, count_miss, decided_to_hit, enter, entry_number, leave,
+    UNSUPPORTED, count_hit, count_miss, decided_to_hit, entry_number, perform_call,
     reason_is_about_a_kind, reason_of_kind
 )
 from jaxmarshal cimport _tape
@@ -67,8 +67,7 @@ cdef int _batched_entry = entry_number("batched_device_put_impl")
 # --- Resolving: the guard ------------------------------------------------------------------------
 
 cdef inline int _return_itself(jm_slot* slot) noexcept:
-    Py_INCREF(<object>slot.obj)
-    slot.ready = slot.obj
+    set_ready(slot, <object>slot.obj)
     slot.action = RETURN
     return HIT
 
@@ -207,14 +206,6 @@ cdef int _resolve(Records records, jm_table* table, object device, int semantics
 
 # --- Running: one jaxlib call an argument --------------------------------------------------------
 
-cdef inline int _set_result(jm_slot* slot, object result) except -1:
-    cdef PyObject* old = slot.ready
-    Py_INCREF(result)
-    slot.ready = <PyObject*>result
-    Py_XDECREF(old)
-    return 0
-
-
 cdef inline object _how(int semantics):
     """JAX's word for it."""
     return _always_copy if semantics == ALWAYS_COPY else _reuse
@@ -247,7 +238,7 @@ cdef int _move_all(jm_table* table, object device, int semantics) except -1:
     )
     for i in range(table.count):
         if table.slots[i].action == MOVE:
-            _set_result(&table.slots[i], handlers[n](moved[n]))
+            set_ready(&table.slots[i], handlers[n](moved[n]))
             n += 1
     return 0
 
@@ -280,7 +271,7 @@ cdef int _run(jm_table* table, object device, int semantics) except -1:
         if slot.action == MOVE:
             moves = True
         elif slot.action != RETURN:
-            _set_result(slot, _run_slot(
+            set_ready(slot, _run_slot(
                 slot, device if slot.prefix == NULL else <object>slot.prefix, semantics
             ))
     return _move_all(table, device, semantics) if moves else 0
@@ -339,11 +330,7 @@ cdef inline bint _was_flattened(Structure* structure) noexcept:
 
 
 cdef object _put_by_reference(object x, object device, dict options):
-    enter()
-    try:
-        return _device_put(x, device, **options)
-    finally:
-        leave()
+    return perform_call(_device_put, (x, device), options)
 
 
 cdef object _put_on_tape(object x, object device):

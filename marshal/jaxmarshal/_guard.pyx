@@ -5,7 +5,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_New
 
 from jaxmarshal._argtable cimport (
-    JM_COUNT_BUFFER_READ, jm_slot, jm_table, jm_table_clear, push_argument
+    JM_COUNT_BUFFER_READ, jm_slot, jm_table, jm_table_clear, push_argument, set_ready
 )
 from jaxmarshal._classify cimport (
     JM_ARRAY, JM_KEY_ARRAY, JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, classify, jm_kind_is_argument,
@@ -91,9 +91,7 @@ cdef bint take_base_array(jm_slot* slot) except -1:
     if type(base) is not _array_type:
         return False
     slot.buffer = array_buffer(base)
-    Py_INCREF(base)
-    Py_XDECREF(slot.ready)
-    slot.ready = <PyObject*>base
+    set_ready(slot, base)
     return True
 
 

@@ -5,9 +5,9 @@ several it cuts this process's part out of the data, device by device, and talks
 """
 
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_INCREF
 
-from jaxmarshal._argtable cimport jm_slot, jm_table, jm_table_free, jm_table_init
+from jaxmarshal._argtable cimport jm_slot, jm_table, jm_table_free, jm_table_init, set_ready
 from jaxmarshal._classify cimport JM_NDARRAY
 from jaxmarshal._context cimport Context, current_context, transfers_unguarded
 from jaxmarshal._counters cimport counters
@@ -17,7 +17,7 @@ from jaxmarshal._records cimport (
 )
 from jaxmarshal._stats cimport (
     CONTEXT, GUARD, HIT, NOT_RECORDED, OPTIONS, TARGET, TREE, UNSUPPORTED, count_hit, count_miss,
-    decided_to_hit, enter, entry_number, leave
+    decided_to_hit, entry_number, perform_call
 )
 from jaxmarshal._tree cimport (
     NEEDS_REGISTRY, Structure, flatten, free_structure, init_structure, rebuild
@@ -92,26 +92,13 @@ cdef int _run(jm_table* table, object sharding) except -1:
     """Put each array; the result replaces what was put."""
     cdef Py_ssize_t i
     cdef jm_slot* slot
-    cdef PyObject* old
     cdef object target = sharding
     for i in range(table.count):
         slot = &table.slots[i]
         if slot.prefix != NULL:
             target = <object>slot.prefix
-        made = put_host(slot, <TargetPlan>slot.target, target)
-        old = slot.ready
-        Py_INCREF(made)
-        slot.ready = <PyObject*>made
-        Py_XDECREF(old)
+        set_ready(slot, put_host(slot, <TargetPlan>slot.target, target))
     return 0
-
-
-cdef object _call_reference(object sharding, object local_data, object global_shape):
-    enter()
-    try:
-        return _make_array(sharding, local_data, global_shape)
-    finally:
-        leave()
 
 
 def make_array_from_process_local_data(sharding, local_data, global_shape=None):
@@ -126,7 +113,7 @@ def make_array_from_process_local_data(sharding, local_data, global_shape=None):
         reason = OPTIONS
     if reason:
         count_miss(_entry, reason)
-        return _call_reference(sharding, local_data, global_shape)
+        return perform_call(_make_array, (sharding, local_data, global_shape), None)
     if context.distributed:
         records = process_records_of(context, global_shape)
     else:
@@ -141,7 +128,7 @@ def make_array_from_process_local_data(sharding, local_data, global_shape=None):
             count_hit(_entry)
             return rebuild(&structure, &table.slots.ready, sizeof(jm_slot))
         count_miss(_entry, reason)
-        result = _call_reference(sharding, local_data, global_shape)
+        result = perform_call(_make_array, (sharding, local_data, global_shape), None)
         if reason == NOT_RECORDED:
             try_to_record(records, &table, sharding, result)
         return result

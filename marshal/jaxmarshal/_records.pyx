@@ -8,7 +8,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memset
 
 from jaxmarshal._argtable cimport (
-    jm_slot, jm_table, jm_table_free, jm_table_init, push_argument
+    jm_slot, jm_table, jm_table_free, jm_table_init, push_argument, set_ready
 )
 from jaxmarshal._classify cimport JM_ARRAY, JM_BOOL, JM_NDARRAY, JM_NP_SCALAR
 from jaxmarshal._context cimport Context, state_is, transfers_unguarded
@@ -319,8 +319,7 @@ cdef int resolve_host(jm_slot* slot, TargetPlan target, bint direct=False) excep
         return VALUE
     Py_INCREF(plan)
     slot.plan = <PyObject*>plan
-    Py_INCREF(host)
-    slot.ready = <PyObject*>host
+    set_ready(slot, host)
     slot.action = PUT_HOST
     return HIT
 

@@ -9,7 +9,7 @@ cimport numpy as cnp
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
-from jaxmarshal._argtable cimport jm_slot, jm_table
+from jaxmarshal._argtable cimport jm_slot, jm_table, set_ready
 from jaxmarshal._classify cimport JM_ARRAY, JM_INT, JM_NDARRAY
 from jaxmarshal._counters cimport JM_DEBUG
 from jaxmarshal._layout cimport array_aval, array_committed, array_dtype, array_sharding, is_gone
@@ -82,8 +82,7 @@ cdef int resolve_by_function(
     if function is records:
         return NOT_RECORDED
     if function is None:    # the reference returned the argument itself
-        Py_INCREF(<object>slot.obj)
-        slot.ready = slot.obj
+        set_ready(slot, <object>slot.obj)
         slot.action = RETURN
     else:
         Py_INCREF(function)

@@ -3,7 +3,9 @@
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
-from jaxmarshal._argtable cimport jm_slot, jm_table, jm_table_free, jm_table_init, push_argument
+from jaxmarshal._argtable cimport (
+    jm_slot, jm_table, jm_table_free, jm_table_init, push_argument, set_ready
+)
 from jaxmarshal._classify cimport (
     JM_ARRAY, JM_OTHER, classify, jm_kind_is_host, kind_of_unknown
 )
@@ -41,8 +43,7 @@ cdef int _resolve_slot(Records records, jm_slot* slot, object sharding) except -
         found = array_sharding(array)
         if found is not sharding and (type(found) is not type(sharding) or found != sharding):
             return SHARDING
-        Py_INCREF(array)
-        slot.ready = <PyObject*>array
+        set_ready(slot, array)
         return HIT
     plan = find_target(records, sharding)
     if plan is None:
