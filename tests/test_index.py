@@ -1,4 +1,5 @@
-"""`x[i]` with an int that is another one in each call: one recording serves all rows of an array.
+"""`x[i]`, `x[i:i + 3]`, `x[:, i]` with an int that is another one in each call: one recording serves
+all rows of an array.
 
 Two calls with different ints are compared step by step; what follows the int is an argument then.
 """
@@ -55,6 +56,101 @@ def test_every_row(shape, dtype):
     x = array(shape, dtype)
     for i in (*range(shape[0]), *range(-shape[0], 0)):
         same(getitem, x, i)
+
+
+#: What one int indexes, and the axis that it counts along.
+FORMS = {
+    "slice": (lambda i: slice(i, i + 3), 0),
+    "slice of one": (lambda i: slice(i, i + 1), 0),
+    "all but one": (lambda i: slice(i, i + 11), 1),
+    "tuple": (lambda i: (i,), 0),
+    "row, all": (lambda i: (i, slice(None)), 0),
+    "slice, all": (lambda i: (slice(i, i + 4), slice(None), slice(None)), 0),
+    "column": (lambda i: (slice(None), i), 1),
+    "columns": (lambda i: (slice(None), slice(i, i + 2)), 1),
+    "columns, rest": (lambda i: (slice(None), slice(i, i + 2), ...), 1),
+    "last": (lambda i: (..., i), 2),
+    "some of the last": (lambda i: (..., slice(i, i + 2)), 2),
+    "last but one": (lambda i: (..., i, slice(None)), 1),
+    "row, rest": (lambda i: (i, ...), 0),
+}
+DEEP = (ROWS, 12, 7)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form(form):
+    """Each int there is, in the array, past its end and before it."""
+    index, axis = FORMS[form]
+    x = array(DEEP)
+    length = DEEP[axis]
+    for i in (*range(0, length, 2), *range(-4, 5), *range(length - 4, length + 4), -length, 3, 8):
+        same(getitem, x, index(i), turns=2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_that_come_once(form):
+    """After a few calls each one is a hit, though none comes again."""
+    index, axis = FORMS[form]
+    shape = [3, 3, 3]
+    shape[axis] = 100 if form != "all but one" else 12
+    x = array(tuple(shape))
+    last = shape[axis] - 5 if form != "all but one" else 2
+    for i in range(min(8, last)):
+        x[index(i)]
+    before = hits()
+    for i in range(8, last):
+        x[index(i)]
+    assert hits() - before == max(0, last - 8)
+
+
+def test_forms_in_turns():
+    """Those of one array, and of two that differ, do not serve each other."""
+    arrays = array(DEEP), array((7, 12, ROWS)), array(DEEP, np.int32), array(DEEP[:2]), array((9,))
+    for i in (3, 4, 5, 0, 8, 11):
+        for form in FORMS:
+            for x in arrays:
+                same(getitem, x, FORMS[form][0](i), turns=1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_after_another(form):
+    """What serves one form serves no other, and no other length."""
+    x = array(DEEP)
+    for i in range(2):
+        for j in range(6):
+            x[FORMS[form][0](j)]
+        for other in FORMS:
+            same(getitem, x, FORMS[other][0](i + 3), turns=1)
+        same(getitem, x, slice(i + 2, i + 7), turns=1)
+        same(getitem, x, (slice(None), slice(i + 1, i + 9)), turns=1)
+
+
+def test_other_forms():
+    """What Python does more, or less, for."""
+    x = array(DEEP)
+    for i in range(8):
+        for form in FORMS:
+            x[FORMS[form][0](i)]
+    for i in (0, 1, 9):
+        for index in (
+            slice(i, i), slice(i + 2, i), slice(i, None), slice(None, i + 1), slice(i, i + 3, 1),
+            slice(i, i + 3, 2), slice(i, i + 6, 2), slice(i + 3, i, -1), slice(-i - 3, -i - 1), slice(i, ROWS + 9),
+            slice(np.int32(i), i + 3), slice(i, np.int64(i + 3)), slice(True, i + 3),
+            slice(False, True), (slice(0, ROWS), i), (slice(0, ROWS), slice(0, 12)), (i, None),
+            (None, i), (None, slice(i, i + 2)), (i, i), (slice(i, i + 2), i % 7), (i, True),
+            (True, slice(i, i + 2)), (..., i % 7, ...), (i, slice(None), slice(None), slice(None)),
+            (np.int32(i), slice(None)), (slice(None), np.array(i)), (slice(None), jnp.int32(i)),
+            (slice(i, i + 2), [0, 1]), [i, i + 1], (), (...,), (slice(None), 2**40),
+            slice(i, 2**70), slice(2**70, 2**70 + 3), slice(0, ROWS), slice(1.0, 2),
+        ):  # fmt: skip
+            same(getitem, x, index, turns=3)
+
+
+def test_many_lengths():
+    """Slices that grow: each length is recorded by itself, and there is an end to that."""
+    x = array((400,))
+    for stop in range(1, 400, 8):
+        same(getitem, x, slice(stop // 2, stop), turns=2)
 
 
 def test_rows_that_come_once():

@@ -28,7 +28,7 @@ cdef class Row:
     cdef HostData host          # may the first be host data, whose elements it only hands on?
     cdef bint failed            # did the steps of the call that is made fail?
     cdef Number number       # that counts, or None
-    cdef tuple index_key     # the key of calls with an array and an int into it; or None
+    cdef bint with_index     # does it take an array, and an index of which one int may differ?
     cdef list numbers        # the last ones that came in
 
 # A call of the function; a new reference, or NULL with an error set.

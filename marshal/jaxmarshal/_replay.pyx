@@ -32,7 +32,7 @@ from jaxmarshal._plays cimport (
 )
 from jaxmarshal._replay_key cimport (
     HOST, HOST_ARRAYS, HOST_OPERAND, NO_HOST, HostData, Sources, has_own_default_impl, key_of,
-    numbers_in, release_sources, states_now
+    key_with_row, numbers_in, release_sources, states_now
 )
 from jaxmarshal._rules cimport attributes_of, function_rules, is_untouched, placement_rules
 from jaxmarshal cimport _tape
@@ -322,28 +322,22 @@ cdef class Sample:
         )
 
 
-cdef bint _is_index(Row row, PyObject** args, Py_ssize_t n, PyObject* names) except -1:
-    """Is it an array on one device, and an int that is one of its rows, counted from the front?
+cdef object _key_with_row(
+    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources
+):
+    """The key of calls that differ in one int alone, and the array and the int, borrowed; or None.
 
-    For those Python does the same whatever the int is. For one row alone there is less to do.
+    The array is on one device.
     """
-    if row.index_key is None or n != 2 or names != NULL:
-        return False
+    if not row.with_index or n != 2 or names != NULL:
+        return None
     if jm_kind_of_type(&types, Py_TYPE(args[0])) != JM_ARRAY:
-        return False
-    if jm_kind_of_type(&types, Py_TYPE(args[1])) != JM_INT:
-        return False
+        return None
     if type(array_sharding(<object>args[0])) is not _single_type:
-        return False
-    shape = array_aval(<object>args[0]).shape
-    return len(shape) > 0 and shape[0] > 1 and 0 <= <object>args[1] < shape[0]
-
-
-cdef inline int _sources_with_index(Sources* sources, PyObject** args) noexcept:
-    """The array and the int, borrowed."""
+        return None
     sources.count = 2
-    sources.items[0], sources.items[1] = args[0], args[1]
-    return 0
+    sources.items[0] = args[0]
+    return key_with_row(row.reference, <object>args[0], <object>args[1], &sources.items[1])
 
 
 cdef Sample _make_sample(Tape tape, Sources* sources, object states, object key, object result):
@@ -393,18 +387,20 @@ cdef int _keep_sample(Replay replay, Sample sample, Tape tape, Sources* sources)
     return 0
 
 
-cdef object _record_index(Row row, Context context, object key, PyObject** args):
+cdef object _record_index(
+    Row row, Context context, object key, object row_key, Sources* sources, PyObject** args
+):
     """Call the reference and keep a sample of what it did; None where that is not wanted."""
-    cdef Sources sources
     cdef Tape tape
     cdef Sample sample
-    cdef Replay replay = context.replays.get(row.index_key)
+    cdef Replay replay = context.replays.get(row_key)
     if replay is None:
-        replay = context.replays[row.index_key] = make_replay()
+        if not has_room(context.replays):
+            return None
+        replay = context.replays[row_key] = make_replay()
     replay.seen += 1
     if replay.seen <= replay.wait:
         return None
-    _sources_with_index(&sources, args)
     states = states_now()
     tape = start_tape([<object>args[0]])
     if tape is None:
@@ -416,8 +412,8 @@ cdef object _record_index(Row row, Context context, object key, PyObject** args)
         leave()
         stop_tape()
     try:
-        sample = _make_sample(tape, &sources, states, key, result)
-        _keep_sample(replay, sample, tape, &sources)
+        sample = _make_sample(tape, sources, states, key, result)
+        _keep_sample(replay, sample, tape, sources)
     except Exception:
         if JM_DEBUG:
             raise
@@ -556,14 +552,10 @@ cdef object _replayed(Row row, Replay replay, Sources* sources, Context context)
     return result
 
 
-cdef object _replayed_index(Row row, Context context, PyObject** args):
+cdef object _replayed_index(Row row, Context context, object row_key, Sources* sources):
     """As `_replayed`, with the steps that serve every int."""
-    cdef Sources sources
-    found = context.replays.get(row.index_key)
-    if found is None:
-        return None
-    _sources_with_index(&sources, args)
-    return _replayed(row, <Replay>found, &sources, context)
+    found = context.replays.get(row_key)
+    return None if found is None else _replayed(row, <Replay>found, sources, context)
 
 
 cdef void _count_missed(Row row) noexcept:
@@ -628,7 +620,7 @@ cdef object _call(
     """The result, or None where the reference is to be called as it is."""
     cdef Context context = None
     cdef Replay replay
-    cdef bint is_index
+    cdef Sources indexed
     cdef int reason
     try:
         context = _look_up(row, args, n, names, sources, &reason, key)
@@ -647,9 +639,9 @@ cdef object _call(
         result = _replayed(row, <Replay>found, sources, context)
         if result is not None:
             return result
-    is_index = _is_index(row, args, n, names)
-    if is_index:
-        result = _replayed_index(row, context, args)
+    row_key = _key_with_row(row, args, n, names, &indexed)
+    if row_key is not None:
+        result = _replayed_index(row, context, row_key, &indexed)
         if result is not None:
             return result
     if row.failed:    # as it may the next time, too: nothing new can be recorded
@@ -663,8 +655,8 @@ cdef object _call(
     if not _hears_all():
         return None
     replay = _replay_for(context, <object>key[0])
-    if replay is None and is_index:
-        return _record_index(row, context, <object>key[0], args)
+    if replay is None and row_key is not None:
+        return _record_index(row, context, <object>key[0], row_key, &indexed, args)
     if replay is None or not _is_to_record(replay, <object>key[0], sources):
         return None
     named = 0 if names == NULL else PyTuple_GET_SIZE(names)
@@ -829,7 +821,7 @@ def make_row(
       host: whether its first argument, or the second one of an operator, may be host data, of which
         it decides by no more than dtype and shape: `HOST_ITSELF`, `HOST_OR_ITEMS`,
         `HOST_AS_OPERAND`.
-      with_index: whether it takes an array and one of its rows, and does the same for each row.
+      with_index: whether it takes an array and an index, and does the same for each row of it.
     """
     cdef Method method
     cdef Row row
@@ -841,7 +833,7 @@ def make_row(
     row.left_with = left_with
     row.with_functions = with_functions
     row.host = host
-    row.index_key = (reference, "an index") if with_index else None
+    row.with_index = with_index
     row.named = named_number(entry, written) if written else 0
     return method
 

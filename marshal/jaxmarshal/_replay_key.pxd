@@ -35,6 +35,11 @@ cdef bint has_own_default_impl() except -1
 # The plain numbers in such a key.
 cdef list numbers_in(object key)
 
+# The key of all calls that index such an array as this one does, but for one int, and that int,
+# borrowed: a row, or the first of a slice, of one axis, all of the others. None where Python does
+# not do the same whatever the int is.
+cdef object key_with_row(object function, object array, object index, PyObject** row)
+
 # Something that stands for the values that the states have now on which such functions depend and
 # which the context lacks; always the same object for the same values.
 cdef object states_now()

@@ -15,6 +15,7 @@ from jaxmarshal._classify cimport (
     JM_NONE, JM_NP_SCALAR, JM_OTHER, JM_TUPLE, Py_TYPE, jm_kind_of_type, kind_of_unknown, types
 )
 from jaxmarshal._context cimport state_is
+from jaxmarshal._layout cimport array_aval
 from jaxmarshal._scalars cimport bits_of
 from jaxmarshal._stats cimport HIT, OPTIONS, UNKNOWN_TYPE, VALUE, reason_of_kind
 
@@ -249,6 +250,49 @@ cdef list _numbers_of(tuple part):
     if part and (part[0] in ("dtype", "again", "key", "ufunc") or isinstance(part[0], type)):
         return []    # those of a shape are none
     return numbers_in(part)
+
+
+# --- An int that is an index ---------------------------------------------------------------------
+
+cdef inline bint _is_whole(object item) except -1:
+    return type(item) is slice and item.start is None and item.stop is None and item.step is None
+
+
+cdef PyObject* _first_row(object item, Py_ssize_t length, Py_ssize_t* width) except? NULL:
+    """The int that is one row, or the first of a slice, and the length of that; or NULL.
+
+    Rows are counted from the front, and of one row alone, or of all, there is less to do.
+    """
+    width[0] = 0
+    if type(item) is int:
+        return <PyObject*>item if length > 1 and 0 <= item < length else NULL
+    if type(item) is not slice or item.step is not None:
+        return NULL
+    start, stop = item.start, item.stop
+    if type(start) is not int or type(stop) is not int or not 0 <= start < stop <= length:
+        return NULL
+    width[0] = stop - start
+    return <PyObject*>start if width[0] < length else NULL    # the slice holds it
+
+
+cdef object key_with_row(object function, object array, object index, PyObject** row):
+    cdef tuple items = index if type(index) is tuple else (index,)
+    cdef tuple shape = array_aval(array).shape
+    cdef Py_ssize_t i, axis, width = 0, place = -1, dots = -1, count = len(items)
+    for i in range(count):
+        if items[i] is Ellipsis and dots < 0:
+            dots = i
+        elif not _is_whole(items[i]):
+            if place >= 0:
+                return None
+            place = i
+    if place < 0 or count - (dots >= 0) > len(shape):
+        return None
+    axis = place if dots < 0 or place < dots else len(shape) - (count - place)
+    row[0] = _first_row(items[place], shape[axis], &width)
+    if row[0] == NULL:
+        return None
+    return (function, "a row", type(index) is tuple, count, place, dots, width)
 
 
 # --- States --------------------------------------------------------------------------------------
