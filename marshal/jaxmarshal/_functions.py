@@ -211,6 +211,7 @@ def methods() -> list[tuple[type, str, Any, Any]]:
         (cls, name, method, _replay.make_row(
             "functions", method, number, written=name_of(method, cls, name),
             host=_replay.HOST_AS_OPERAND if name in operators else 0,
+            with_index=cls is _reference.IndexUpdateRef,
         ))
         for cls, name, method, number in found
         if type(method) is FunctionType

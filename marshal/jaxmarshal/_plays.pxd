@@ -35,7 +35,8 @@ cdef class Replay(Kept):
     cdef int wait
     cdef list plays        # the last ones that were needed; all, if there are few
     cdef dict more         # if there are many: all, by what `placed_as` says; else None
-    cdef list samples      # of calls that differ in one number, and may come to be one
+    cdef list samples      # of calls that differ in rows, and may come to be one
+    cdef list places       # of those that came to be one for some rows alone: which may differ
 
 # A new one, of which nothing is known.
 cdef Replay make_replay()

@@ -166,6 +166,7 @@ cdef Replay make_replay():
     cdef Replay replay = Replay()
     replay.plays = []
     replay.samples = []
+    replay.places = []
     replay.wait = 1
     return replay
 

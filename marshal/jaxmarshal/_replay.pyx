@@ -32,7 +32,7 @@ from jaxmarshal._plays cimport (
 )
 from jaxmarshal._replay_key cimport (
     HOST, HOST_ARRAYS, HOST_OPERAND, NO_HOST, HostData, Sources, has_own_default_impl, key_of,
-    key_with_row, numbers_in, release_sources, states_now
+    MOST_SOURCES, key_with_rows, numbers_in, release_sources, states_now
 )
 from jaxmarshal._rules cimport attributes_of, function_rules, is_untouched, placement_rules
 from jaxmarshal cimport _tape
@@ -300,61 +300,93 @@ cdef object _record(
     return result
 
 
-# --- An int that is an index ---------------------------------------------------------------------
+# --- Ints that are indices -----------------------------------------------------------------------
 
 cdef class Sample:
-    """One call with an int, as `needed_steps` says it before anything is prepared."""
+    """One call with an index, as `needed_steps` says it before anything is prepared."""
 
-    cdef object number
+    cdef tuple rows
     cdef tuple steps
-    cdef Seen seen
+    cdef list seen    # of its arrays
     cdef object states
 
-    def __cinit__(self, number, tuple steps, Seen seen, states):
-        self.number, self.steps, self.seen, self.states = number, steps, seen, states
+    def __cinit__(self, tuple rows, tuple steps, list seen, states):
+        self.rows, self.steps, self.seen, self.states = rows, steps, seen, states
 
     cdef bint is_like(self, Sample other) except -1:
-        """Do the two differ in the number, and in nothing else that a guard compares?"""
-        return (
-            self.number != other.number and self.states is other.states
-            and self.seen.committed == other.seen.committed
-            and self.seen.aval == other.seen.aval and self.seen.sharding == other.seen.sharding
-        )
+        """Do the two differ in the rows, and in nothing else that a guard compares?"""
+        cdef Seen a, b
+        if self.states is not other.states:
+            return False
+        for a, b in zip(self.seen, other.seen):
+            if a.committed != b.committed or a.aval != b.aval or a.sharding != b.sharding:
+                return False
+        return True
 
 
-cdef object _key_with_row(
+cdef tuple _same_rows(Sample one, Sample other):
+    """The rows of two samples, with None for those that differ.
+
+    Empty where the samples do not tell which of the rows is which, or that there are any.
+    """
+    cdef tuple pair
+    cdef set pairs = set()
+    cdef list rows = []
+    for pair in zip(one.rows, other.rows):
+        if pair[0] != pair[1]:
+            if pair in pairs:
+                return ()
+            pairs.add(pair)
+        rows.append(pair[0] if pair[0] == pair[1] else None)
+    return tuple(rows) if pairs else ()
+
+
+cdef object _key_with_rows(
     Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources
 ):
-    """The key of calls that differ in one int alone, and the array and the int, borrowed; or None.
-
-    The array is on one device.
-    """
-    if not row.with_index or n != 2 or names != NULL:
+    """The key of calls that differ in rows alone, and their arrays, which are on one device each,
+    and rows; or None."""
+    cdef Py_ssize_t i
+    cdef list rows = []
+    if not row.with_index or not n:
         return None
-    if jm_kind_of_type(&types, Py_TYPE(args[0])) != JM_ARRAY:
+    key = key_with_rows(row.reference, args, n, names, sources, rows)
+    if key is None or sources.count + len(rows) > MOST_SOURCES:
         return None
-    if type(array_sharding(<object>args[0])) is not _single_type:
-        return None
-    sources.count = 2
-    sources.items[0] = args[0]
-    return key_with_row(row.reference, <object>args[0], <object>args[1], &sources.items[1])
+    for i in range(sources.count):
+        if jm_kind_of_type(&types, Py_TYPE(sources.items[i])) != JM_ARRAY:
+            return None
+        if type(array_sharding(<object>sources.items[i])) is not _single_type:
+            return None
+    for number in rows:
+        Py_INCREF(number)
+        sources.items[sources.count] = <PyObject*>number
+        sources.count += 1
+    return key, len(rows)
 
 
-cdef Sample _make_sample(Tape tape, Sources* sources, object states, object key, object result):
+cdef tuple _rows_in(Sources* sources, Py_ssize_t n):
+    return tuple([<object>sources.items[i] for i in range(sources.count - n, sources.count)])
+
+
+cdef Sample _make_sample(
+    Tape tape, Sources* sources, Py_ssize_t rows, object states, object key, object result
+):
     """What the tape says of the call, or None where that is not all of it."""
+    cdef Py_ssize_t arrays = sources.count - rows
     described = _described(tape, key, result)
     if described is None:
         return None
     keep_functions(tape)
-    steps = needed_steps(tape, 1, described)
+    steps = needed_steps(tape, arrays, described)
     if steps is None:
         return None
-    return Sample(<object>sources.items[1], steps, play_of(sources).sources[0], states)
+    return Sample(_rows_in(sources, rows), steps, play_of(sources).sources[:arrays], states)
 
 
 cdef Play _play_of_samples(Tape tape, Sample one, Sample other, Sources* sources):
     cdef Play play
-    merged = merged_steps(one.steps, one.number, other.steps, other.number, 1)
+    merged = merged_steps(one.steps, one.rows, other.steps, other.rows, len(one.seen))
     if merged is None:
         return None
     play = play_of(sources)
@@ -365,30 +397,52 @@ cdef Play _play_of_samples(Tape tape, Sample one, Sample other, Sources* sources
     return play
 
 
-cdef int _keep_sample(Replay replay, Sample sample, Tape tape, Sources* sources) except -1:
+cdef int _keep_play_of_rows(
+    Context context, Replay replay, object key, tuple same, Play play, Sources* sources
+) except -1:
+    """Keep it for the calls that it is about: all, or those with the same rows in some places."""
+    if any([row is not None for row in same]):
+        places = tuple([row is None for row in same])
+        key = (key, same)
+        if key not in context.replays and not has_room(context.replays):
+            return 0
+        if places not in replay.places:
+            replay.places = [*replay.places, places]
+        replay = context.replays.setdefault(key, make_replay())
+    if is_play_wanted(replay, None, sources):
+        keep_play(replay, play)
+    return 0
+
+
+cdef int _keep_sample(
+    Context context, Replay replay, object key, Sample sample, Tape tape, Sources* sources
+) except -1:
     """Keep it, or what it comes to with another one."""
     cdef Play play = None
     cdef Sample other
+    cdef tuple same = ()
     if sample is None:
         _wait_longer(replay)
         return 0
     for other in replay.samples:
         if other.is_like(sample):
-            play = _play_of_samples(tape, other, sample, sources)
+            same = _same_rows(other, sample)
+            if same:
+                play = _play_of_samples(tape, other, sample, sources)
             break
     else:
         replay.samples = [sample, *replay.samples[:MOST_SAMPLES - 1]]
         return 0
-    replay.samples.remove(other)
+    replay.samples = [sample, *[one for one in replay.samples if one is not other]]
     if play is None:
         _wait_longer(replay)
-    elif is_play_wanted(replay, None, sources):
-        keep_play(replay, play)
-    return 0
+        return 0
+    return _keep_play_of_rows(context, replay, key, same, play, sources)
 
 
-cdef object _record_index(
-    Row row, Context context, object key, object row_key, Sources* sources, PyObject** args
+cdef object _record_rows(
+    Row row, Context context, object key, object row_key, Py_ssize_t rows, Sources* sources,
+    tuple args, dict kwargs
 ):
     """Call the reference and keep a sample of what it did; None where that is not wanted."""
     cdef Tape tape
@@ -402,18 +456,18 @@ cdef object _record_index(
     if replay.seen <= replay.wait:
         return None
     states = states_now()
-    tape = start_tape([<object>args[0]])
+    tape = start_tape([<object>sources.items[i] for i in range(sources.count - rows)])
     if tape is None:
         return None
     enter()
     try:
-        result = _call_and_listen(row.call, (<object>args[0], <object>args[1]), {})
+        result = _call_and_listen(row.call, args, kwargs)
     finally:
         leave()
         stop_tape()
     try:
-        sample = _make_sample(tape, sources, states, key, result)
-        _keep_sample(replay, sample, tape, sources)
+        sample = _make_sample(tape, sources, rows, states, key, result)
+        _keep_sample(context, replay, row_key, sample, tape, sources)
     except Exception:
         if JM_DEBUG:
             raise
@@ -552,10 +606,26 @@ cdef object _replayed(Row row, Replay replay, Sources* sources, Context context)
     return result
 
 
-cdef object _replayed_index(Row row, Context context, object row_key, Sources* sources):
-    """As `_replayed`, with the steps that serve every int."""
-    found = context.replays.get(row_key)
-    return None if found is None else _replayed(row, <Replay>found, sources, context)
+cdef object _replayed_rows(
+    Row row, Context context, object row_key, Py_ssize_t rows, Sources* sources
+):
+    """As `_replayed`, with the steps that serve every row, or every one in some places."""
+    cdef tuple numbers
+    known = context.replays.get(row_key)
+    if known is None:
+        return None
+    result = _replayed(row, <Replay>known, sources, context)
+    if result is not None or not (<Replay>known).places:
+        return result
+    numbers = _rows_in(sources, rows)
+    for places in (<Replay>known).places:
+        same = tuple([None if differs else n for differs, n in zip(places, numbers)])
+        found = context.replays.get((row_key, same))
+        if found is not None:
+            result = _replayed(row, <Replay>found, sources, context)
+            if result is not None:
+                return result
+    return None
 
 
 cdef void _count_missed(Row row) noexcept:
@@ -615,13 +685,15 @@ cdef Context _look_up(
 
 
 cdef object _call(
-    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, PyObject** key
+    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, Sources* indexed,
+    PyObject** key
 ):
     """The result, or None where the reference is to be called as it is."""
     cdef Context context = None
     cdef Replay replay
-    cdef Sources indexed
+    cdef Py_ssize_t rows = 0
     cdef int reason
+    cdef object row_key
     try:
         context = _look_up(row, args, n, names, sources, &reason, key)
     except Exception:
@@ -639,9 +711,10 @@ cdef object _call(
         result = _replayed(row, <Replay>found, sources, context)
         if result is not None:
             return result
-    row_key = _key_with_row(row, args, n, names, &indexed)
+    row_key = _key_with_rows(row, args, n, names, indexed)
     if row_key is not None:
-        result = _replayed_index(row, context, row_key, &indexed)
+        row_key, rows = row_key
+        result = _replayed_rows(row, context, row_key, rows, indexed)
         if result is not None:
             return result
     if row.failed:    # as it may the next time, too: nothing new can be recorded
@@ -655,27 +728,33 @@ cdef object _call(
     if not _hears_all():
         return None
     replay = _replay_for(context, <object>key[0])
-    if replay is None and row_key is not None:
-        return _record_index(row, context, <object>key[0], row_key, &indexed, args)
-    if replay is None or not _is_to_record(replay, <object>key[0], sources):
+    if replay is None and row_key is None:
+        return None
+    if replay is not None and not _is_to_record(replay, <object>key[0], sources):
         return None
     named = 0 if names == NULL else PyTuple_GET_SIZE(names)
-    return _record(
-        replay, <object>key[0], sources, row, tuple([<object>args[i] for i in range(n)]),
-        {<object>PyTuple_GET_ITEM(names, i): <object>args[n + i] for i in range(named)},
-    )
+    positional = tuple([<object>args[i] for i in range(n)])
+    kwargs = {<object>PyTuple_GET_ITEM(names, i): <object>args[n + i] for i in range(named)}
+    if replay is None:
+        return _record_rows(
+            row, context, <object>key[0], row_key, rows, indexed, positional, kwargs
+        )
+    return _record(replay, <object>key[0], sources, row, positional, kwargs)
 
 
 cdef object _call_looked_at(Row row, PyObject** args, Py_ssize_t n, PyObject* names):
-    cdef Sources sources
+    cdef Sources sources, indexed
     cdef PyObject* key = NULL
-    sources.count = 0
+    sources.count = indexed.count = 0
     sources.with_functions = row.with_functions
     sources.host = row.host
+    indexed.with_functions = False
+    indexed.host = NO_HOST
     try:
-        return _call(row, args, n, names, &sources, &key)
+        return _call(row, args, n, names, &sources, &indexed, &key)
     finally:
         release_sources(&sources)
+        release_sources(&indexed)
         if key != NULL:
             Py_DECREF(<object>key)
 

@@ -35,10 +35,12 @@ cdef bint has_own_default_impl() except -1
 # The plain numbers in such a key.
 cdef list numbers_in(object key)
 
-# The key of all calls that index such an array as this one does, but for one int, and that int,
-# borrowed: a row, or the first of a slice, of one axis, all of the others. None where Python does
-# not do the same whatever the int is.
-cdef object key_with_row(object function, object array, object index, PyObject** row)
+# The key of all calls that index an array as this one does, but for the rows: ints that count
+# from the front, where it takes one or where a slice begins. Adds them to `rows`, and the arrays to
+# the sources. None where Python does not do the same whatever the rows are.
+cdef object key_with_rows(
+    object function, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, list rows
+)
 
 # Something that stands for the values that the states have now on which such functions depend and
 # which the context lacks; always the same object for the same values.

@@ -46,6 +46,7 @@ cdef long long TOO_LARGE = <long long>1 << 31    # for an int of 32 bits
 
 cdef enum:
     MOST_ITEMS = 64    # of a list or a tuple, as in `jnp.array([1, 2])`
+    MOST_ROWS = 3      # of an index
 
 
 # --- Dtypes --------------------------------------------------------------------------------------
@@ -252,47 +253,80 @@ cdef list _numbers_of(tuple part):
     return numbers_in(part)
 
 
-# --- An int that is an index ---------------------------------------------------------------------
+# --- Ints that are indices -----------------------------------------------------------------------
 
 cdef inline bint _is_whole(object item) except -1:
     return type(item) is slice and item.start is None and item.stop is None and item.step is None
 
 
-cdef PyObject* _first_row(object item, Py_ssize_t length, Py_ssize_t* width) except? NULL:
-    """The int that is one row, or the first of a slice, and the length of that; or NULL.
+cdef object _row_part(object item, Py_ssize_t length, list rows):
+    """The part of an index that is a row, or a slice that begins at one; False of others.
 
-    Rows are counted from the front, and of one row alone, or of all, there is less to do.
+    Of one row alone, or of all, there is less to do, and so there is past the end.
     """
-    width[0] = 0
-    if type(item) is int:
-        return <PyObject*>item if length > 1 and 0 <= item < length else NULL
-    if type(item) is not slice or item.step is not None:
-        return NULL
+    cdef object cls = type(item), start, stop
+    if cls is int:
+        if not (length > 1 and -length <= item < length):
+            return False
+        rows.append(item if item >= 0 else item + length)
+        return "row" if item >= 0 else "row from the back"
+    if cls is not slice or item.step is not None:
+        return False
     start, stop = item.start, item.stop
-    if type(start) is not int or type(stop) is not int or not 0 <= start < stop <= length:
-        return NULL
-    width[0] = stop - start
-    return <PyObject*>start if width[0] < length else NULL    # the slice holds it
+    if type(start) is not int or type(stop) is not int:
+        return False
+    if not 0 <= start < stop <= length or stop - start == length:
+        return False
+    rows.append(start)
+    return stop - start
 
 
-cdef object key_with_row(object function, object array, object index, PyObject** row):
+cdef bint _add_index(object array, object index, list parts, list rows) except -1:
+    """Add the parts of an index of rows and slices to those of a key. Is it one?"""
     cdef tuple items = index if type(index) is tuple else (index,)
     cdef tuple shape = array_aval(array).shape
-    cdef Py_ssize_t i, axis, width = 0, place = -1, dots = -1, count = len(items)
+    cdef Py_ssize_t i, axis, dots = -1, count = len(items)
     for i in range(count):
-        if items[i] is Ellipsis and dots < 0:
+        if items[i] is Ellipsis:
+            if dots >= 0:
+                return False
             dots = i
-        elif not _is_whole(items[i]):
-            if place >= 0:
-                return None
-            place = i
-    if place < 0 or count - (dots >= 0) > len(shape):
+    if count - (dots >= 0) > len(shape):
+        return False
+    parts.append(type(index) is tuple)
+    for i in range(count):
+        axis = i if dots < 0 or i < dots else len(shape) - (count - i)
+        part = None if i == dots or _is_whole(items[i]) else _row_part(items[i], shape[axis], rows)
+        if part is False:
+            return False
+        parts.append(Ellipsis if i == dots else part)
+    return 0 < len(rows) <= MOST_ROWS
+
+
+cdef object key_with_rows(
+    object function, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, list rows
+):
+    cdef Py_ssize_t i, first, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
+    cdef int reason = HIT
+    cdef object what = <object>args[0], index
+    cdef list parts = [function, "rows", type(what)]
+    if type(what) is _update_type:
+        what, index, first = what.array, what.index, 1
+    elif n == 2 and not named:
+        index, first = <object>args[1], 2
+    else:
         return None
-    axis = place if dots < 0 or place < dots else len(shape) - (count - place)
-    row[0] = _first_row(items[place], shape[axis], &width)
-    if row[0] == NULL:
+    if jm_kind_of_type(&types, Py_TYPE(<PyObject*>what)) != JM_ARRAY:
         return None
-    return (function, "a row", type(index) is tuple, count, place, dots, width)
+    if not _add_index(what, index, parts, rows):
+        return None
+    _source_part(what, sources, &reason)
+    for i in range(first, n + named):
+        parts.append(_part(<object>args[i], sources, &reason))
+        if reason != HIT:
+            return None
+    parts += [<object>PyTuple_GET_ITEM(names, i) for i in range(named)]
+    return tuple(parts)
 
 
 # --- States --------------------------------------------------------------------------------------

@@ -129,11 +129,12 @@ cdef tuple needed_steps(Tape tape, Py_ssize_t sources, object described)
 # On a tape about no array: is an object what this function returned for this argument alone?
 cdef bint is_result_of(Tape tape, object result, object function, object arg) except -1
 
-# The steps of two calls that differ in one int alone, with that as the source behind the others,
+# The steps of two calls that differ in some ints alone, with those as sources behind the others,
 # and the description of the result; None where they differ in anything else. Both as
-# `needed_steps` returned them; `one` and `other` are the two ints.
+# `needed_steps` returned them; `ones` and `others` are the ints. One that is the same in both is
+# no source.
 cdef tuple merged_steps(
-    tuple first, object one, tuple second, object other, Py_ssize_t sources
+    tuple first, tuple ones, tuple second, tuple others, Py_ssize_t sources
 )
 
 # Stop writing.

@@ -44,6 +44,8 @@ cdef object _jit_primitive = _reference.jit_primitive
 cdef object _custom_jvp_primitive = _reference.custom_jvp_primitive
 cdef object _key_type = _reference.PRNGKeyArray
 cdef object _x64 = _reference.enable_x64
+cdef object _typed_array = _reference.TypedNdArray
+cdef object _aval_of = _reference.abstractify
 
 # Constants besides host data: they are what they are, whatever else happens.
 cdef tuple _constant_types = (
@@ -468,6 +470,8 @@ cdef object _make_key(object impl, object words):
 
 cdef object _cast(object data, object dtype):
     """Raises where numpy may warn, whatever `np.errstate` says: then the reference does it."""
+    if type(data) is int:    # a row, or too large for the dtype
+        return np.asarray(data, dtype)
     if data.dtype.kind in "iub" and (dtype.kind in "iub" or np.can_cast(data.dtype, dtype)):
         return np.asarray(data, dtype)    # integers wrap without a word
     if data.dtype.char + dtype.char in ("df", "DF") and type(data) is np.ndarray:
@@ -743,13 +747,15 @@ cdef tuple needed_steps(Tape tape, Py_ssize_t sources, object described):
     return steps, _with_known(described, values)
 
 
-# --- One number that differs ---------------------------------------------------------------------
+# --- Numbers that differ -------------------------------------------------------------------------
 
 cdef bint _is_same_constant(object a, object b) except -1:
     if type(a) is not type(b) or _is_filled(a):
         return False
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if type(a) is _typed_array:
+        return _aval_of(a) == _aval_of(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes()
     if type(a) is float or type(a) is complex:
         return repr(a) == repr(b)
     if type(a) is tuple:
@@ -757,23 +763,44 @@ cdef bint _is_same_constant(object a, object b) except -1:
     return a is b or (isinstance(a, (int, str, np.dtype)) and a == b)
 
 
-cdef object _merged_arg(object a, object one, object b, object other):
-    """The argument, with Value(-1) for the number; `_unknown` where it differs otherwise."""
+cdef object _number_in(object constant):
+    """The int that a constant is, alone or as an array; or None."""
+    if type(constant) is int:
+        return constant
+    if type(constant) not in (np.ndarray, _typed_array) and not isinstance(constant, np.integer):
+        return None
+    if constant.shape or constant.dtype.kind not in "iu" or _aval_of(constant).weak_type:
+        return None
+    return int(np.asarray(constant))
+
+
+cdef object _merged_arg(object a, tuple ones, object b, tuple others):
+    """The argument, with Value(-1 - i) for the i-th number; `_unknown` where it differs otherwise.
+    """
+    cdef Py_ssize_t i
     if type(a) is Value and type(b) is Value:
         return a if (<Value>a).number == (<Value>b).number else _unknown
-    if type(a) is int and type(b) is int and a == one and b == other:
-        return Value(-1)
-    return a if _is_same_constant(a, b) else _unknown
+    if type(a) is not type(b):
+        return _unknown
+    one, other = _number_in(a), _number_in(b)
+    if one is None or other is None or one == other:
+        return a if _is_same_constant(a, b) else _unknown
+    for i in range(len(ones)):
+        if one == ones[i] and other == others[i]:
+            if type(a) is int:
+                return Value(-1 - i)
+            return Cast(Value(-1 - i), a.dtype) if a.dtype == b.dtype else _unknown
+    return _unknown
 
 
-cdef Step _merged_step(Step a, object one, Step b, object other):
+cdef Step _merged_step(Step a, tuple ones, Step b, tuple others):
     cdef Step step = Step()
     function = a.function()
     if function is None or b.function() is not function or a.names != b.names:
         return None
     if len(a.args) != len(b.args) or a.first != b.first or a.results != b.results:
         return None
-    args = [_merged_arg(x, one, y, other) for x, y in zip(a.args, b.args)]
+    args = [_merged_arg(x, ones, y, others) for x, y in zip(a.args, b.args)]
     if any([arg is _unknown for arg in args]):
         return None
     step.function, step.names, step.args = a.function, a.names, tuple(args)
@@ -782,19 +809,19 @@ cdef Step _merged_step(Step a, object one, Step b, object other):
 
 
 cdef tuple merged_steps(
-    tuple first, object one, tuple second, object other, Py_ssize_t sources
+    tuple first, tuple ones, tuple second, tuple others, Py_ssize_t sources
 ):
     cdef list steps
     cdef dict values
     if len(first[0]) != len(second[0]) or type(first[1]) is not Value:
         return None
-    if _merged_arg(first[1], None, second[1], None) is _unknown:
+    if _merged_arg(first[1], (), second[1], ()) is _unknown:
         return None
-    steps = [_merged_step(a, one, b, other) for a, b in zip(first[0], second[0])]
+    steps = [_merged_step(a, ones, b, others) for a, b in zip(first[0], second[0])]
     if any([step is None for step in steps]):
         return None
     values = {number: Value(number) for number in range(sources)}
-    values.update({-1: Value(sources)})
+    values.update({-1 - i: Value(sources + i) for i in range(len(ones))})
     steps = [_numbered_anew(step, values) for step in steps]
     if len(values) > MOST_VALUES:
         return None

@@ -327,7 +327,7 @@ _NUMBERS: dict[str, str] = {
 }
 
 #: And where they are not.
-_SHARED = {"getitem": " Only x[i] with a single int is recorded once for all of them."}
+_SHARED = {"getitem": " Rows, x[i, j] or x[i:i + 8], are recorded once for all of them."}
 
 for _entry, _advice in _NUMBERS.items():
     _SPECIAL[_entry, "not_recorded"] = _BY_NAME["not_recorded"]._replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -34,6 +35,16 @@ def _arrays(count: int) -> tuple[Any, ...]:
 def _add(x: Any, y: Any) -> Any:
     """Written as programs do: the function is looked up in each call."""
     return lax.add(x, y)
+
+
+def _running(function: Callable[[Any, int], Any]) -> Sides:
+    """An index that is another one in each call, for each side in turn."""
+
+    def make() -> Callable[[], Any]:
+        x, rows = jax.device_put(np.zeros((1 << 14, 4), np.float32)), itertools.count()
+        return lambda: function(x, next(rows) % ((1 << 14) - 8))
+
+    return Sides(make(), make(), None, True)
 
 
 def eager_cases() -> Iterator[Case]:
@@ -78,6 +89,13 @@ def eager_cases() -> Iterator[Case]:
             name, entry, partial(_operation, function, make), leaves[make],
             least_speedup=speedup, quick=name in ("lax.add", "x[0]"),
         )  # fmt: skip
+    for name, entry, index in (
+        ("x[i], another i each time", "getitem", lambda x, i: x[i]),
+        ("x[i, 2], another i each time", "getitem", lambda x, i: x[i, 2]),
+        ("x[i:i + 8], another i each time", "getitem", lambda x, i: x[i : i + 8]),
+        ("x.at[i].set(1.), another i", "functions", lambda x, i: x.at[i].set(1.0)),
+    ):
+        yield Case(name, entry, partial(_running, index), 1, least_speedup=2)
     # One jitted function each, which JAX made before anybody could install anything.
     for name, entry, function, make in (
         ("x + x", "functions", add, two), ("jnp.sin", "jit", jnp.sin, one),

@@ -46,7 +46,7 @@ QUICK = {
             "list of 1 arrays, 100 shapes in turns", "dict of 200 arrays",
             "an array and a scalar that changes"),
     "eager": ("neg_p.bind", "lax.add", "x[0]", "jnp.zeros(3)", "jnp.ones(3)", "jnp.full(3, 1.5)",
-              "x + x"),
+              "x + x", "x[i:i + 8], another i each time"),
     "survey": ("x.sum()", "jnp.where", "x[mask]", "jnp.einsum", "nn.relu"),
     "asarray": ("jnp.asarray(np f32[8])", "jnp.asarray(np f32[8], f32)",
                 "jnp.asarray(np f32[8], device=)", "jnp.array(np f32[8])"),

@@ -72,16 +72,6 @@ def _numbers() -> Call:
     return itertools.count(_beginning).__next__
 
 
-def _indices() -> Call:
-    x, number = jax.device_put(np.arange(1 << 20, dtype=np.int32)), _numbers()
-
-    def call() -> Any:
-        i = number() % (1 << 20)
-        return x[i : i + 1]
-
-    return call
-
-
 def _ends() -> Call:
     number = _numbers()
     return lambda: jnp.linspace(0.0, float(number()), 5)
@@ -115,7 +105,6 @@ _CALLS: tuple[tuple[str, str, Callable[[], Call]], ...] = (
 
 #: Calls that never come again. Their entry points may see others inside of them.
 _NEVER_AGAIN: tuple[tuple[str, str, Callable[[], Call]], ...] = (
-    ("x[i:i + 1], another i each time", "getitem", _indices),
     ("jnp.linspace, another end each time", "functions", _ends),
     ("lax.mul, another number each time", "functions", _factors),
     ("x * t, another t each time", "functions", _operands),

@@ -160,6 +160,7 @@ def _never_slower(options: argparse.Namespace) -> int:
 def _show(found: dict[str, Any]) -> None:
     """The table, and the cost of each further leaf."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from jaxmarshal.benchmarks import measure, results
@@ -178,7 +179,8 @@ def _show(found: dict[str, Any]) -> None:
                 left = heading in ("case", "")
                 table.add_column(heading, justify="left" if left else "right", no_wrap=True)
         assert table is not None
-        table.add_row(*results.cells(row), style=None if measure.meets(row) else "bold")
+        shown = map(escape, results.cells(row))    # `x[i]` is no style
+        table.add_row(*shown, style=None if measure.meets(row) else "bold")
     if table is not None:
         console.print(table)
     slopes = measure.per_leaf(found["rows"])
