@@ -319,7 +319,9 @@ def test_numbers_that_change(entry):
     slow, fast = NUMBERS[entry]
     x = jnp.arange(100.0)
     f = {"getitem": operator.getitem, "functions": jnp.linspace, "asarray": jnp.asarray}[entry]
-    args = {"getitem": (x, slice(77, None)), "functions": (0, 77, 5), "asarray": ([77, 1.0],)}[entry]
+    args = {
+        "getitem": (x, slice(77, None)), "functions": (0, 77, 5), "asarray": ([77, 1.0],),
+    }[entry]  # fmt: skip
     with jaxmarshal.installed():
         for i in range(4):
             slow(x, i), fast(x, i)
