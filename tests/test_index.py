@@ -186,7 +186,7 @@ def test_updates(update):
     x = array((9, 12, 7))
     functions = jaxmarshal.stats()["functions"]["hits"]
     for form in FORMS:
-        for i in (0, 3, 1, 5, 8, 6, -2, 20):
+        for i in (0, 3, 1, 5, 8, 6, 0, -2, 20):
             same(UPDATES[update], x, FORMS[form][0](i), turns=1)
     if update != "apply":
         assert jaxmarshal.stats()["functions"]["hits"] > functions + 30
@@ -202,6 +202,32 @@ def test_updates_that_come_once():
         x = x.at[i].set(1.0)
     assert jaxmarshal.stats()["functions"]["hits"] - before == 292
     assert np.array_equal(x, np.ones((300, 2)))
+
+
+def test_fused_updates():
+    """The same with the steps as one."""
+    before = _replay.fuse_after(5)
+    try:
+        x = array((30, 4), np.int32)
+        for call in (lambda x, i: x.at[i].set(7), lambda x, i: x.at[i : i + 2, 3].add(1)):
+            for i in range(25):
+                call(x, i)
+            _fusion.wait()
+            for i in range(30):
+                same(call, x, i, turns=1)
+    finally:
+        _replay.fuse_after(before)
+
+
+def test_wrong_calls_of_updates():
+    """A call with too few arguments is none of another one whose index is shorter."""
+    x = array(DEEP)
+    for i in range(8):
+        x.at[(i,)].set(3)
+    for i in range(3):
+        same(lambda x, i: x.at[i, i : i + 3].set(4), x, i)
+        same(lambda x, i: x.at[i, i : i + 3].set(), x, i)
+        same(lambda x, i: x.at[i, i : i + 3].set(3, 4), x, i)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

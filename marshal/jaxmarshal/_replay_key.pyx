@@ -281,26 +281,26 @@ cdef object _row_part(object item, Py_ssize_t length, list rows):
     return stop - start
 
 
-cdef bint _add_index(object array, object index, list parts, list rows) except -1:
-    """Add the parts of an index of rows and slices to those of a key. Is it one?"""
+cdef tuple _index_part(object array, object index, list rows):
+    """The part of an index of rows and slices, whose rows it adds; or None."""
+    cdef list parts = [type(index) is tuple]
     cdef tuple items = index if type(index) is tuple else (index,)
     cdef tuple shape = array_aval(array).shape
     cdef Py_ssize_t i, axis, dots = -1, count = len(items)
     for i in range(count):
         if items[i] is Ellipsis:
             if dots >= 0:
-                return False
+                return None
             dots = i
     if count - (dots >= 0) > len(shape):
-        return False
-    parts.append(type(index) is tuple)
+        return None
     for i in range(count):
         axis = i if dots < 0 or i < dots else len(shape) - (count - i)
         part = None if i == dots or _is_whole(items[i]) else _row_part(items[i], shape[axis], rows)
         if part is False:
-            return False
+            return None
         parts.append(Ellipsis if i == dots else part)
-    return 0 < len(rows) <= MOST_ROWS
+    return tuple(parts) if 0 < len(rows) <= MOST_ROWS else None
 
 
 cdef object key_with_rows(
@@ -309,7 +309,7 @@ cdef object key_with_rows(
     cdef Py_ssize_t i, first, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
     cdef int reason = HIT
     cdef object what = <object>args[0], index
-    cdef list parts = [function, "rows", type(what)]
+    cdef list parts
     if type(what) is _update_type:
         what, index, first = what.array, what.index, 1
     elif n == 2 and not named:
@@ -318,8 +318,10 @@ cdef object key_with_rows(
         return None
     if jm_kind_of_type(&types, Py_TYPE(<PyObject*>what)) != JM_ARRAY:
         return None
-    if not _add_index(what, index, parts, rows):
+    part = _index_part(what, index, rows)
+    if part is None:
         return None
+    parts = [function, "rows", first, part]
     _source_part(what, sources, &reason)
     for i in range(first, n + named):
         parts.append(_part(<object>args[i], sources, &reason))
