@@ -327,18 +327,18 @@ cdef class Sample:
 cdef tuple _same_rows(Sample one, Sample other):
     """The rows of two samples, with None for those that differ.
 
-    Empty where the samples do not tell which of the rows is which, or that there are any.
+    Empty where none does, and where two differ by as much: then the samples do not tell which of
+    them an argument is, or is computed of.
     """
-    cdef tuple pair
-    cdef set pairs = set()
+    cdef set differences = set()
     cdef list rows = []
-    for pair in zip(one.rows, other.rows):
-        if pair[0] != pair[1]:
-            if pair in pairs:
+    for a, b in zip(one.rows, other.rows):
+        if a != b:
+            if b - a in differences:
                 return ()
-            pairs.add(pair)
-        rows.append(pair[0] if pair[0] == pair[1] else None)
-    return tuple(rows) if pairs else ()
+            differences.add(b - a)
+        rows.append(a if a == b else None)
+    return tuple(rows) if differences else ()
 
 
 cdef object _key_with_rows(
