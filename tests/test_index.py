@@ -182,7 +182,14 @@ UPDATES = {
 ARRAYS = []
 
 
-@pytest.mark.parametrize("update", UPDATES)
+#: The others take as long, and other functions of JAX's in the end alone.
+FIRST_UPDATES = ("set a number", "add", "get")
+
+
+@pytest.mark.parametrize("update", [
+    update if update in FIRST_UPDATES else pytest.param(update, marks=pytest.mark.slow)
+    for update in UPDATES
+])  # fmt: skip
 def test_updates(update):
     """`x.at[...]`, in each form, in the array, past its end and before it."""
     ARRAYS[:] = jnp.float32(-1.5), jnp.float32(np.inf)
