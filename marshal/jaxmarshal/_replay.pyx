@@ -344,8 +344,10 @@ cdef tuple _same_rows(Sample one, Sample other):
 cdef object _key_with_rows(
     Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources
 ):
-    """The key of calls that differ in rows alone, and their arrays, which are on one device each,
-    and rows; or None."""
+    """The key of calls that differ in rows alone, and how many rows there are; or None.
+
+    Adds the arrays, which are on one device each, and then the rows to the sources.
+    """
     cdef Py_ssize_t i
     cdef list rows = []
     if not row.with_index or not n:
