@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from eager import same
 from jax._src import dispatch
+from support import JAX
 
 import jaxmarshal
 from jaxmarshal import _fusion, _replay
@@ -109,7 +110,9 @@ def test_forms_that_come_once(form):
     before = hits()
     for i in range(8, 90):
         x[index(i)]
-    if form in ("all but one", "diagonal"):    # of another length; nobody knows which int is which
+    on_device = JAX < (0, 9) and form.endswith("from the back")    # where JAX computes the row then
+    # Of another length; and of a diagonal nobody knows which int is which.
+    if on_device or form in ("all but one", "diagonal"):
         assert hits() == before
     elif form != "both move on":    # there neither, until one begins anew
         assert hits() - before == 82
