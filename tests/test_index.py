@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from eager import same
+from eager import observe, same, without_jaxmarshal
 from jax._src import dispatch
 from support import JAX
 
@@ -44,6 +44,16 @@ def array(shape, dtype=np.float32):
     return jnp.asarray(data)
 
 
+def all_same(call, x, indices):
+    """One call after the other with jaxmarshal, then the same with plain JAX."""
+    indices = list(indices)
+    found = [observe(call, x, index) for index in indices]
+    with without_jaxmarshal():
+        expected = [observe(call, x, index) for index in indices]
+    for index, ours, reference in zip(indices, found, expected, strict=True):
+        assert ours == reference, index
+
+
 def warm(x):
     """Calls after which every row is a hit, whichever index it is."""
     for i in range(8):
@@ -55,8 +65,8 @@ def warm(x):
 def test_every_row(shape, dtype):
     """Each row, also those that no call had before, from the front and from the back."""
     x = array(shape, dtype)
-    for i in (*range(shape[0]), *range(-shape[0], 0)):
-        same(getitem, x, i)
+    ints = [*range(shape[0]), *range(-shape[0], 0)]
+    all_same(getitem, x, [i for i in ints for _ in range(2)] + ints)
 
 
 #: What one int indexes, and the axis that it counts along.
@@ -94,8 +104,8 @@ def test_every_form(form):
     index, axis = FORMS[form]
     x = array(DEEP)
     length = DEEP[axis]
-    for i in (*range(0, length, 2), *range(-4, 5), *range(length - 4, length + 4), -length, 3, 8):
-        same(getitem, x, index(i), turns=2)
+    ints = (*range(0, length, 2), *range(-4, 5), *range(length - 4, length + 4), -length, 3, 8)
+    all_same(getitem, x, map(index, [*ints, *ints]))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -121,10 +131,10 @@ def test_forms_that_come_once(form):
 def test_forms_in_turns():
     """Those of one array, and of two that differ, do not serve each other."""
     arrays = array(DEEP), array((7, 12, ROWS)), array(DEEP, np.int32), array(DEEP[:2]), array((9,))
-    for i in (3, 4, 5, 0, 8, 11):
-        for form in FORMS:
-            for x in arrays:
-                same(getitem, x, FORMS[form][0](i), turns=1)
+    calls = [
+        (x, index(i)) for i in (3, 4, 5, 0, 8, 11) for index, _ in FORMS.values() for x in arrays
+    ]
+    all_same(lambda _, call: getitem(*call), None, calls)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -134,10 +144,8 @@ def test_forms_after_another(form):
     for i in range(2):
         for j in range(6):
             x[FORMS[form][0](j)]
-        for other in FORMS:
-            same(getitem, x, FORMS[other][0](i + 3), turns=1)
-        same(getitem, x, slice(i + 2, i + 7), turns=1)
-        same(getitem, x, (slice(None), slice(i + 1, i + 9)), turns=1)
+        all_same(getitem, x, [index(i + 3) for index, _ in FORMS.values()])
+        all_same(getitem, x, [slice(i + 2, i + 7), (slice(None), slice(i + 1, i + 9))])
 
 
 def test_other_forms():
@@ -198,9 +206,8 @@ def test_updates(update):
     ARRAYS[:] = jnp.float32(-1.5), jnp.float32(np.inf)
     x = array((9, 12, 7))
     functions = jaxmarshal.stats()["functions"]["hits"]
-    for form in FORMS:
-        for i in (0, 3, 1, 5, 8, 6, 0, -2, 20):
-            same(UPDATES[update], x, FORMS[form][0](i), turns=1)
+    ints = (0, 3, 1, 5, 8, 6, 0, -2, 20)
+    all_same(UPDATES[update], x, [index(i) for index, _ in FORMS.values() for i in ints])
     if update != "apply":
         assert jaxmarshal.stats()["functions"]["hits"] > functions + 30
 
@@ -274,8 +281,7 @@ def test_fused(shape):
         for i in range(40):
             x[i]
         _fusion.wait()
-        for i in range(300):
-            same(getitem, x, i)
+        all_same(getitem, x, range(300))
     finally:
         _replay.fuse_after(before)
 
