@@ -312,6 +312,14 @@ def test_a_case_that_is_slower_is_found():
     assert row.slower and row.ratio < 0.5
 
 
+def test_never_slower_of_one_case():
+    """What is asked for is measured, and nothing else."""
+    done = bench("--never-slower", "--width", "1", "--case", "Python fl", "--seconds", "0.02")
+    first, *others = done.stdout.splitlines()
+    assert "device_put: Python float" in first
+    assert len(others) == 1
+
+
 def test_what_cannot_be_built_is_named(monkeypatch):
     """A backend on which plain JAX cannot do a thing is no defect of ours."""
 

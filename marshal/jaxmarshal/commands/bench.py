@@ -128,15 +128,10 @@ def _never_slower(options: argparse.Namespace) -> int:
     from jaxmarshal.benchmarks import never_slower, suite
 
     suite.force_devices()
-    names = never_slower.QUICK if options.quick else None
-    if options.group:
-        names = {
-            group: tuple(
-                case.name for _, case in suite.select([group], quick=False)
-                if not options.quick or case.name in never_slower.QUICK.get(group, ())
-            )
-            for group in options.group
-        }  # fmt: skip
+    names: dict[str, tuple[str, ...]] = {}
+    for group, case in suite.select(options.group, options.width, options.case):
+        if not options.quick or case.name in never_slower.QUICK.get(group, ()):
+            names[group] = (*names.get(group, ()), case.name)
     rows = []
     for name, row, why in never_slower.run(names, options.seconds or 0.5):
         if row is None:
@@ -151,7 +146,7 @@ def _never_slower(options: argparse.Namespace) -> int:
         )
     if options.json is not None:
         _write(options.json, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    if not options.group:
+    if not (options.group or options.width or options.case):
         print("without a row of their own:", ", ".join(never_slower.without_rows(rows)) or "none")
     print(never_slower.verdict(rows))
     return 1 if any(row.slower for row in rows) else 0
