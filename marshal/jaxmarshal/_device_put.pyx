@@ -29,7 +29,7 @@ from jaxmarshal._records cimport (
 from jaxmarshal._reshard cimport call_function, is_space, record_functions, resolve_by_function
 from jaxmarshal._stats cimport (
     CONTEXT, DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NOT_RECORDED, NO_BACKEND, OPTIONS, TARGET, TREE,
-    UNSUPPORTED, count_hit, count_miss, decided_to_hit, entry_number, perform_call,
+    UNSUPPORTED, count_hit, count_miss, decided_to_hit, enter, entry_number, leave,
     reason_is_about_a_kind, reason_of_kind
 )
 from jaxmarshal cimport _tape
@@ -330,7 +330,12 @@ cdef inline bint _was_flattened(Structure* structure) noexcept:
 
 
 cdef object _put_by_reference(object x, object device, dict options):
-    return perform_call(_device_put, (x, device), options)
+    """With no frame more than this one: on 3.12 a tree without an end ended in another error."""
+    enter()
+    try:
+        return _device_put(x, device, **options)
+    finally:
+        leave()
 
 
 cdef object _put_on_tape(object x, object device):

@@ -17,7 +17,7 @@ from jaxmarshal._records cimport (
 )
 from jaxmarshal._stats cimport (
     CONTEXT, GUARD, HIT, NOT_RECORDED, OPTIONS, TARGET, TREE, UNSUPPORTED, count_hit, count_miss,
-    decided_to_hit, entry_number, perform_call
+    decided_to_hit, enter, entry_number, leave
 )
 from jaxmarshal._tree cimport (
     NEEDS_REGISTRY, Structure, flatten, free_structure, init_structure, rebuild
@@ -101,6 +101,14 @@ cdef int _run(jm_table* table, object sharding) except -1:
     return 0
 
 
+cdef object _call_reference(object sharding, object local_data, object global_shape):
+    enter()
+    try:
+        return _make_array(sharding, local_data, global_shape)
+    finally:
+        leave()
+
+
 def make_array_from_process_local_data(sharding, local_data, global_shape=None):
     cdef jm_table table
     cdef Structure structure
@@ -113,7 +121,7 @@ def make_array_from_process_local_data(sharding, local_data, global_shape=None):
         reason = OPTIONS
     if reason:
         count_miss(_entry, reason)
-        return perform_call(_make_array, (sharding, local_data, global_shape), None)
+        return _call_reference(sharding, local_data, global_shape)
     if context.distributed:
         records = process_records_of(context, global_shape)
     else:
@@ -128,7 +136,7 @@ def make_array_from_process_local_data(sharding, local_data, global_shape=None):
             count_hit(_entry)
             return rebuild(&structure, &table.slots.ready, sizeof(jm_slot))
         count_miss(_entry, reason)
-        result = perform_call(_make_array, (sharding, local_data, global_shape), None)
+        result = _call_reference(sharding, local_data, global_shape)
         if reason == NOT_RECORDED:
             try_to_record(records, &table, sharding, result)
         return result

@@ -141,9 +141,6 @@ cdef PyObject* perform(
     PyObject* reference, PyObject** args, size_t nargsf, PyObject* names
 ) noexcept
 
-# The same for a tuple of arguments, and a dict or None.
-cdef object perform_call(object reference, tuple args, dict kwargs)
-
 # The number of the entry point `name`, added when new. Raises when there are too many.
 cdef int entry_number(str name) except -1
 

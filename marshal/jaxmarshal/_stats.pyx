@@ -91,14 +91,6 @@ cdef PyObject* perform(
     return result
 
 
-cdef object perform_call(object reference, tuple args, dict kwargs):
-    enter()
-    try:
-        return reference(*args, **kwargs) if kwargs else reference(*args)
-    finally:
-        leave()
-
-
 class Answer(BaseException):
     """What a call that is asked about would count; never seen outside of `ask`."""
 
