@@ -173,7 +173,7 @@ cdef int _resolve(Records records, jm_table* table, object device, int semantics
                 return reason
             transfer = transfer or slot.action == MOVE
             continue
-        if is_reached_by_function(target):
+        if not found and is_reached_by_function(target):
             reason = resolve_by_function(records, slot, target, semantics)
             if reason:
                 return reason
