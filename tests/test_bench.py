@@ -320,6 +320,14 @@ def test_never_slower_of_one_case():
     assert len(others) == 1
 
 
+def test_never_slower_of_no_case():
+    """As without `--never-slower`: who misspells a name is told."""
+    for more in ((), ("--never-slower",), ("--never-slower", "--quick")):
+        done = run("-m", "jaxmarshal", "bench", "--case", "no such", *more)
+        assert done.returncode == 2
+        assert "no case fits" in done.stderr
+
+
 def test_what_cannot_be_built_is_named(monkeypatch):
     """A backend on which plain JAX cannot do a thing is no defect of ours."""
 

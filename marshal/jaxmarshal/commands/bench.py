@@ -123,6 +123,11 @@ def _measure(chosen: list[tuple[str, Any]], seconds: float) -> tuple[list[dict[s
     return rows, wrong
 
 
+def _need_some(chosen: object) -> None:
+    if not chosen:
+        raise CommandError("no case fits; --list shows them")
+
+
 def _never_slower(options: argparse.Namespace) -> int:
     """Print a line for each call, and what to think of them; exit status 1 if one is slower."""
     from jaxmarshal.benchmarks import never_slower, suite
@@ -132,6 +137,7 @@ def _never_slower(options: argparse.Namespace) -> int:
     for group, case in suite.select(options.group, options.width, options.case):
         if not options.quick or case.name in never_slower.QUICK.get(group, ()):
             names[group] = (*names.get(group, ()), case.name)
+    _need_some(names)
     rows = []
     for name, row, why in never_slower.run(names, options.seconds or 0.5):
         if row is None:
@@ -238,8 +244,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         suite.force_devices()    # before anything initialises a backend
         chosen = suite.select(options.group, options.width, options.case, options.quick)
-        if not chosen:
-            raise CommandError("no case fits; --list shows them")
+        _need_some(chosen)
         if options.list:
             for group, case in chosen:
                 note = "" if case.accelerated else "  (not accelerated yet)"
