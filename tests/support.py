@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 from jax._src import core, literals
 from jax.experimental.layout import Format, Layout
 from observe import observe
@@ -63,15 +62,6 @@ def _own_cpu_devices() -> list[Any]:
         return jax.devices("cpu")
     except RuntimeError:
         return []
-
-
-def skip_without_callbacks() -> None:
-    """Skip where plain JAX cannot call Python from an executable: some plugins lack handlers."""
-    shape = jax.ShapeDtypeStruct((), np.float32)
-    try:
-        jax.block_until_ready(jax.jit(lambda x: jax.pure_callback(np.asarray, shape, x))(1.0))
-    except jax.errors.JaxRuntimeError as error:
-        pytest.skip(f"NOT DONE: plain JAX has no callbacks here: {str(error)[:80]}")
 
 
 def column_major(data: np.ndarray | None = None) -> jax.Array:

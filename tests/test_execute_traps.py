@@ -18,7 +18,7 @@ from executed import DATA, counts, entry_points, observe_reference, warm
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from observe import observe
-from support import ADDRESSES_COME_BACK, aligned, column_major, skip_without_callbacks
+from support import ADDRESSES_COME_BACK, aligned, column_major
 
 import jaxmarshal
 from jaxmarshal import _plan, _reference
@@ -220,9 +220,9 @@ def test_trap_5_deleted_argument():
         assert found == observe_reference(call, array)
 
 
+@pytest.mark.usefixtures("callbacks")
 def test_trap_5_effects_and_callbacks():
     """Trap 5: ordered and unordered effects and host callbacks stay with the reference."""
-    skip_without_callbacks()
     seen = []
 
     def printing(x):
