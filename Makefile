@@ -18,13 +18,15 @@ VENV_PROGRAMS := .venv-programs
 # Two workers at most: each one holds a copy of JAX, and compiles.
 PYTEST_PARALLEL := -n auto --maxprocesses=2 --dist worksteal
 
+# Folders with compiled modules.
+ROOMS := marshal/jaxmarshal/_core marshal/jaxmarshal/_core/* marshal/jaxmarshal/_reports
+
 # An editable install follows the Python files by itself; a built one has to be told.
 COMPILED := setup.py pyproject.toml marshal/jaxmarshal/_version.py \
-	$(wildcard marshal/jaxmarshal/*.pyx marshal/jaxmarshal/*.pxd marshal/jaxmarshal/*.c \
-	include/jaxmarshal/*.h)
+	$(wildcard $(foreach end,pyx pxd c,$(addsuffix /*.$(end),$(ROOMS))) include/jaxmarshal/*.h)
 PACKAGED := $(COMPILED) MANIFEST.in README.md \
-	$(wildcard marshal/jaxmarshal/*.py marshal/jaxmarshal/*.pyi marshal/jaxmarshal/py.typed \
-	marshal/jaxmarshal/*.html marshal/jaxmarshal/*/*.py marshal/jaxmarshal/*/*.pyi)
+	$(wildcard marshal/jaxmarshal/py.typed \
+	$(foreach end,py pyi html,$(addsuffix /*.$(end),marshal/jaxmarshal marshal/jaxmarshal/* $(ROOMS))))
 
 # Which code of a sanitized build was reached, for the fuzzer; others need it for its symbol.
 COVERAGE := build/coverage.so
@@ -53,7 +55,7 @@ NEVER_SLOWER = $(VENV)/bin/python -m jaxmarshal bench --never-slower --quick --s
 
 # Modules with a stub, as stubtest wants them named.
 STUBBED := $(patsubst %.__init__,%,$(subst /,.,$(patsubst marshal/%.pyi,%,\
-	$(wildcard marshal/jaxmarshal/*.pyi marshal/jaxmarshal/compat/*.pyi))))
+	$(wildcard $(addsuffix /*.pyi,$(ROOMS) marshal/jaxmarshal/compat)))))
 
 STUBTEST := --mypy-config-file pyproject.toml --allowlist .ci/stubtest-allow.txt \
 	--ignore-unused-allowlist --ignore-disjoint-bases
@@ -144,7 +146,7 @@ lint: $(VENV)/.installed ## check style, types, and stubs against the built modu
 clean: ## remove what the targets above have made, environments included
 	rm -rf build dist .nox .venv .venv-debug .venv-asan .venv-ci .venv-programs
 	rm -rf .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	rm -rf marshal/jaxmarshal.egg-info marshal/jaxmarshal/*.so
+	rm -rf marshal/jaxmarshal.egg-info $(addsuffix /*.so,$(ROOMS))
 	find marshal tests bench demo examples soak docs .ci -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Environments. Each is made once; where a source is newer than its stamp, pip runs again.

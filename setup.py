@@ -65,7 +65,7 @@ def extensions():
     """One extension per .pyx and .c file of the package, cythonized below build/."""
     modules = [
         Extension(
-            f"jaxmarshal.{os.path.splitext(os.path.basename(source))[0]}",
+            os.path.splitext(os.path.relpath(source, "marshal"))[0].replace(os.sep, "."),
             [source],
             include_dirs=["include", numpy.get_include()],
             define_macros=[
@@ -77,7 +77,8 @@ def extensions():
             # Headers include each other; .pxd files are followed by cythonize itself.
             depends=HEADERS,
         )
-        for source in sorted(glob("marshal/jaxmarshal/*.pyx") + glob("marshal/jaxmarshal/*.c"))
+        for suffix in ("c", "pyx")
+        for source in sorted(glob(f"marshal/jaxmarshal/_*/**/*.{suffix}", recursive=True))
     ]
     # cythonize's workers import this file again unless they are forked.
     forks = multiprocessing.get_start_method() == "fork"

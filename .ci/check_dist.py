@@ -23,17 +23,18 @@ LIMIT = 2_000_000  # bytes
 IN_WHEEL = {
     r"jaxmarshal/.*\.py": "Python modules",
     r"jaxmarshal_pytest\.py": "the pytest plugin",
-    r"jaxmarshal/[^/]*\.(so|pyd)": "extension modules",
+    r"jaxmarshal/_(core|reports)/.*\.(so|pyd)": "extension modules",
     r"jaxmarshal/.*\.pyi": "stubs",
-    r"jaxmarshal/[^/]*\.pxd": "Cython declarations",
-    r"jaxmarshal/[^/]*\.html": "pages",
+    r"jaxmarshal/_(core|reports)/.*\.pxd": "Cython declarations",
+    r"jaxmarshal/_tools/[^/]*\.html": "pages",
     r"jaxmarshal/py\.typed": "the mark of a typed package",
     r"jaxmarshal/include/jaxmarshal/[^/]*\.h": "C headers",
     r"[^/]*\.dist-info/licenses/LICENSE": "the licence",
     r"[^/]*\.dist-info/(METADATA|RECORD|WHEEL|top_level\.txt|entry_points\.txt)": "metadata",
 }
 IN_SDIST = ("PKG-INFO", "LICENSE", "README.md", "setup.py", "pyproject.toml", "tests/conftest.py",
-            "include/jaxmarshal/argtable.h", "marshal/jaxmarshal/_device_put.pyx")  # fmt: skip
+            "include/jaxmarshal/argtable.h",
+            "marshal/jaxmarshal/_core/entries/device_put.pyx")  # fmt: skip
 #: Folders of this machine that builds go through.
 BUILT_IN = sorted(
     {str(Path.home()), str(Path(__file__).resolve().parents[1]), tempfile.gettempdir()} - {"/"}

@@ -34,17 +34,18 @@ LIMIT = 1800
 FACTS = """
 import json, warnings
 import jaxmarshal
-from jaxmarshal import _doctor, _install, _reference
+from jaxmarshal._jax import patching, private
+from jaxmarshal._reports import doctor
 import jax.numpy as jnp
 jnp.ones(3) + 1
-facts = _doctor.examine()
+facts = doctor.examine()
 print(json.dumps({
-    "versions": [_reference.JAX_VERSION, _reference.JAXLIB_VERSION, _reference.NUMPY_VERSION],
-    "missing": _reference.missing,
-    "unknown": {name: list(new) for name, new in _reference.unknown_fields.items()},
+    "versions": [private.JAX_VERSION, private.JAXLIB_VERSION, private.NUMPY_VERSION],
+    "missing": private.missing,
+    "unknown": {name: list(new) for name, new in private.unknown_fields.items()},
     "gone": {
-        name: sorted(expected - set(_reference.FOUND_FIELDS[name]))
-        for name, expected in _reference.EXPECTED_FIELDS.items()
+        name: sorted(expected - set(private.FOUND_FIELDS[name]))
+        for name, expected in private.EXPECTED_FIELDS.items()
     },
     "lacks": {name: state["lacks"] for name, state in facts["entry_points"].items()},
 }))

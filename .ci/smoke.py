@@ -23,7 +23,7 @@ SOURCES = Path(__file__).resolve().parents[1] / "marshal"
 PACKAGE = Path(jaxmarshal.__file__).resolve().parent
 
 #: Something of each kind that is installed besides Python files, below the package.
-KINDS = ("_device_put.*.so", "_layout.pxd", "_layout.pyi", "py.typed", "*.html")
+KINDS = ("device_put.*.so", "array_words.pxd", "array_words.pyi", "py.typed", "*.html")
 
 
 def require(true: object, otherwise: str) -> None:
@@ -42,7 +42,7 @@ def check_files(wanted_jax: str | None) -> None:
         "the package and its metadata disagree about the version",
     )
     for pattern in KINDS:
-        require(list(PACKAGE.glob(pattern)), f"there is no {pattern}")
+        require(list(PACKAGE.rglob(pattern)), f"there is no {pattern}")
     headers = {path.name for path in Path(jaxmarshal.get_include(), "jaxmarshal").glob("*.h")}
     wanted = {path.name for path in (SOURCES.parent / "include" / "jaxmarshal").glob("*.h")}
     require(headers and headers >= wanted, f"headers are missing: {sorted(wanted - headers)}")

@@ -172,10 +172,10 @@ def _tests_of(number: str, page: str) -> str:
 
 def _entry_points() -> str:
     """What `install()` replaces, from the package itself."""
-    from jaxmarshal import _install
+    from jaxmarshal._jax import patching
 
     lines = ["| name in `stats()` and `install(only=…)` | replaces |", "| --- | --- |"]
-    for entry in _install.ENTRY_POINTS:
+    for entry in patching.ENTRY_POINTS:
         original = entry.original
         if original is None:
             raise PluginError(f"the installed JAX lacks {entry.name}: build with a supported one")
@@ -186,9 +186,9 @@ def _entry_points() -> str:
 
 def _to_check(part: str) -> str:
     """A part of the checklist for a new JAX, from the sources."""
-    from jaxmarshal import _reference as gateway
+    from jaxmarshal._jax import private as gateway
 
-    source = _text("marshal/jaxmarshal/_reference.py")
+    source = _text("marshal/jaxmarshal/_jax/private.py")
     names = collections.Counter(re.findall(r'_lookup\(\s*"([\w.]+)"', source))
     low, high = (
         ".".join(map(str, bound)) for bound in (gateway.LOWER_BOUND, gateway.UPPER_BOUND)

@@ -37,9 +37,9 @@ def _counts() -> Counts | None:
     """The counts of this process, or None where JAX was not imported."""
     if "jaxmarshal" not in sys.modules:
         return None
-    from jaxmarshal import _report
+    from jaxmarshal._reports import summary
 
-    return _report.counts()
+    return summary.counts()
 
 
 class Installed:
@@ -79,9 +79,9 @@ class Installed:
         if not counts:
             write("JAX was not imported")
             return
-        from jaxmarshal import _report
-        from jaxmarshal._counts import added
+        from jaxmarshal._reports import summary
+        from jaxmarshal._reports.sums import added
 
         if self.workers:
             write(f"{len(counts)} of {len(found)} workers have counted")
-        write(str(_report.Report(added(counts))))
+        write(str(summary.Report(added(counts))))

@@ -47,11 +47,12 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 import jaxmarshal  # noqa: E402
-from jaxmarshal import _counters, _reference  # noqa: E402
+from jaxmarshal._core.values import live_objects  # noqa: E402
+from jaxmarshal._jax import private  # noqa: E402
 from jaxmarshal.selfcheck.observe import outcome  # noqa: E402
 from jaxmarshal.selfcheck.runner import first_difference  # noqa: E402
 
-if not _counters.debug_build():
+if not live_objects.debug_build():
     sys.exit("This needs modules built with JAXMARSHAL_BUILD=asan; see `make fuzz`")
 
 Pair = collections.namedtuple("Pair", "left right")
@@ -285,7 +286,7 @@ def put_tree(data: Any) -> None:
     recipe = tree(data, 4)
     compare(
         "device_put of a tree",
-        lambda t: _reference.device_put(t, device), lambda t: jaxmarshal.device_put(t, device),
+        lambda t: private.device_put(t, device), lambda t: jaxmarshal.device_put(t, device),
         recipe,
     )
 
@@ -298,7 +299,7 @@ def put_flat(data: Any) -> None:
     keywords = {"devices": [device] * n, "srcs": [None] * n, "copy_semantics": [reuse] * n}
     compare(
         "batched_device_put_impl",
-        lambda *xs: _reference.batched_device_put_impl(*xs, **keywords),
+        lambda *xs: private.batched_device_put_impl(*xs, **keywords),
         lambda *xs: jaxmarshal.dispatch.batched_device_put_impl(*xs, **keywords),
         *recipes,
     )
@@ -308,7 +309,7 @@ def call_compiled(data: Any) -> None:
     i = data.ConsumeIntInRange(0, len(COMPILED) - 1)
     run = COMPILED[i]
     recipe = vary(TEMPLATES[i], data)
-    compare("a compiled function", lambda t: _reference.compiled_call(run, t), run, recipe)
+    compare("a compiled function", lambda t: private.compiled_call(run, t), run, recipe)
 
 
 THINGS = [put_tree, put_flat, call_compiled, call_compiled]
@@ -320,7 +321,7 @@ report: dict[str, Any] = {
 
 def expect_nothing(*names: str) -> None:
     """None of these may be left."""
-    counts = _counters.snapshot()
+    counts = live_objects.snapshot()
     left = {name: counts[name] for name in names if counts[name]}
     if left:
         raise AssertionError(f"left over: {left}")

@@ -32,7 +32,8 @@ import numpy as np
 from stress import TOLD, live
 
 import jaxmarshal
-from jaxmarshal import _counters, _jit
+from jaxmarshal._core.entries import jit
+from jaxmarshal._core.values import live_objects
 
 SHAPES = [(1,), (2,), (7,), (3, 1, 2)]
 DTYPES = [np.float32, np.int32]
@@ -199,7 +200,7 @@ def _refusal(function: Any) -> str:
 def walk(early: list[Any], seconds: float, threads: int, seed: int) -> dict[str, Any]:
     """Walk for so many seconds; what was seen, as plain data."""
     before = live()
-    plans = _counters.snapshot()["live_plans"] if _counters.debug_build() else 0
+    plans = live_objects.snapshot()["live_plans"] if live_objects.debug_build() else 0
     shared = Walk(early, seconds, seed)
     workers = [threading.Thread(target=shared.walk, args=[i]) for i in range(threads)]
     workers.append(threading.Thread(target=shared.shake))
@@ -208,15 +209,15 @@ def walk(early: list[Any], seconds: float, threads: int, seed: int) -> dict[str,
     for worker in workers:
         worker.join()
     jaxmarshal.uninstall()
-    if any(_jit.uses_plans(function) for _, function in shared.shared):
+    if any(jit.uses_plans(function) for _, function in shared.shared):
         shared.divergences.append("a function tries its plans after uninstall()")
     early.clear()
     jax.clear_caches()
     after = live()
     left = {name: after[name] - before[name] for name in after}
     left["functions"] = sum(reference() is not None for reference in shared.own)
-    if _counters.debug_build():
-        left["plans"] = max(0, _counters.snapshot()["live_plans"] - plans)
+    if live_objects.debug_build():
+        left["plans"] = max(0, live_objects.snapshot()["live_plans"] - plans)
     return {
         "python": sys.version.split()[0], "jax": jax.__version__, "threads": threads,
         "seconds": seconds, "calls": sum(shared.calls.values()), "faults": 0,

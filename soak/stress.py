@@ -32,9 +32,10 @@ import jax
 from cases import Case, cases
 
 import jaxmarshal
-from jaxmarshal import _counters, _install
-from jaxmarshal._plan import Scalar
-from jaxmarshal._tape import Step
+from jaxmarshal._core.plans.plan import Scalar
+from jaxmarshal._core.replay.tapes import Step
+from jaxmarshal._core.values import live_objects
+from jaxmarshal._jax import patching
 from jaxmarshal.selfcheck.runner import first_difference
 
 #: Divergences that are told of.
@@ -120,7 +121,7 @@ class Soak:
     def shake(self) -> int:
         """What happens meanwhile; returns how often."""
         rng = random.Random(f"{self.seed} shake")
-        names = sorted(_install.installed_names())
+        names = sorted(patching.installed_names())
         turns = 0
         shakes = [
             jaxmarshal.uninstall,
@@ -156,8 +157,8 @@ def live() -> dict[str, int]:
         gc.collect()
     kept = recorded()
     found = {"arrays": sum(id(array) not in kept for array in jax.live_arrays())}
-    if _counters.debug_build():
-        counters = _counters.snapshot()
+    if live_objects.debug_build():
+        counters = live_objects.snapshot()
         found.update({k: v for k, v in counters.items() if k in ("live_slots", "live_tables")})
     return found
 

@@ -27,7 +27,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import jaxmarshal
-from jaxmarshal import _install
+from jaxmarshal._jax import patching
 from jaxmarshal.selfcheck.observe import outcome
 from jaxmarshal.selfcheck.runner import first_difference
 
@@ -123,7 +123,7 @@ CONTEXTS: dict[str, Any] = {
     "no jit": jax.disable_jit,
     "nans": partial(jax.debug_nans, True),
 }
-NAMES = [entry.name for entry in _install.ENTRY_POINTS if entry.active]
+NAMES = [entry.name for entry in patching.ENTRY_POINTS if entry.active]
 
 # What JAX made at import is left out of the collections.
 jax.local_devices()

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from support import aligned, counts
 
 import jaxmarshal
-from jaxmarshal import _counters
+from jaxmarshal._core.values import live_objects
 
 P = PartitionSpec
 
@@ -56,7 +56,7 @@ def outcome(put, *args, **kwargs):
 
 def live():
     """The live-object counters; constant in a release build, where they count nothing."""
-    found = _counters.snapshot()
+    found = live_objects.snapshot()
     return {name: number for name, number in found.items() if name.startswith("live")}
 
 

@@ -28,7 +28,9 @@ from observe import SEEN, NothingCompared
 from support import Fresh
 
 import jaxmarshal
-from jaxmarshal import _execute, _fusion, _layout
+from jaxmarshal._core.entries import executables
+from jaxmarshal._core.replay import fusion
+from jaxmarshal._core.values import array_words
 
 hypothesis.settings.register_profile(
     "quick", max_examples=300, deadline=None, derandomize=True,
@@ -117,10 +119,10 @@ def clean_state():
     clear_jaxlib()
     jaxmarshal.reset_stats()
     # Host data go through plans beside a few arrays, so that a test needs no hundreds of them.
-    weights = _execute.weigh_host_leaves(0, 13)
+    weights = executables.weigh_host_leaves(0, 13)
     yield
-    _execute.weigh_host_leaves(*weights)
-    _fusion.wait()
+    executables.weigh_host_leaves(*weights)
+    fusion.wait()
     jaxmarshal.uninstall()
 
 
@@ -189,7 +191,7 @@ def pytest_runtest_makereport(item, call):
             name: (count["hits"], count["misses_by_reason"])
             for name, count in jaxmarshal.stats().items() if count["hits"] or count["misses"]
         }    # fmt: skip
-        report.sections.append(("counted", f"{counts}\n{_layout.describe()}"))
+        report.sections.append(("counted", f"{counts}\n{array_words.describe()}"))
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -12,7 +12,7 @@ from observe import observe
 from support import without_jaxmarshal
 
 import jaxmarshal
-from jaxmarshal import _install
+from jaxmarshal._jax import patching
 
 X = np.arange(1, 9, dtype=np.float32)
 
@@ -27,7 +27,7 @@ HOST_DATA = [
 ]  # fmt: skip
 
 #: All entry points but the functions that would take the steps of operations for them.
-ALONE = [entry.name for entry in _install.ENTRY_POINTS if entry.name != "functions"]
+ALONE = [entry.name for entry in patching.ENTRY_POINTS if entry.name != "functions"]
 
 
 def hits(entry):

@@ -19,13 +19,14 @@ from jax.experimental.layout import Format, Layout
 from observe import observe
 
 import jaxmarshal
-from jaxmarshal import _counters, _reference
+from jaxmarshal._core.values import live_objects
+from jaxmarshal._jax import private
 
 #: The installed version.
-JAX = _reference.version_tuple(jax.__version__)
+JAX = private.version_tuple(jax.__version__)
 
 #: Do the live-object counters count?
-DEBUG: bool = _counters.debug_build()
+DEBUG: bool = live_objects.debug_build()
 
 #: The address sanitizer keeps freed memory for a while, so that its addresses do not come back.
 ADDRESSES_COME_BACK: bool = "ASAN_OPTIONS" not in os.environ
@@ -43,6 +44,12 @@ def aligned(shape: Any, dtype: Any = np.float32, offset: int = 0) -> np.ndarray:
     made = block[start : start + size * dtype.itemsize].view(dtype).reshape(shape)
     made[...] = np.arange(1, size + 1).reshape(shape).astype(dtype)
     return made
+
+
+def shares_memory() -> bool:
+    """Does the default backend, with plain JAX, take an aligned numpy array as it lies?"""
+    data = aligned(16)
+    return jax.device_put(data).unsafe_buffer_pointer() == data.ctypes.data
 
 
 def imported(data: np.ndarray) -> jax.Array:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from child import PACKAGE_ROOT, run
 
-from jaxmarshal import _activation
+from jaxmarshal._tools import activation
 from jaxmarshal.commands import CommandError
 
 pytestmark = pytest.mark.commands
@@ -68,7 +68,9 @@ def environment(tmp_path_factory):
     return made
 
 
-INSTALLED = "import jax; from jaxmarshal import _install; print(len(_install.installed_names()))"
+INSTALLED = (
+    "import jax; from jaxmarshal._jax import patching; print(len(patching.installed_names()))"
+)
 IS_LOADED = "import jax, sys; print('jaxmarshal' in sys.modules)"
 
 
@@ -87,9 +89,9 @@ def test_an_unmodified_program_and_its_processes(environment, tmp_path):
 
 @pytest.mark.parametrize(
     "first",
-    ["import jax", "import jax.numpy", "import jaxmarshal", "import jaxmarshal._report",
+    ["import jax", "import jax.numpy", "import jaxmarshal", "import jaxmarshal._reports.summary",
      "import importlib.util; importlib.util.find_spec('jax'); import jax",
-     "from jaxmarshal import _install"],
+     "from jaxmarshal._jax import patching"],
 )  # fmt: skip
 def test_whatever_is_imported_first(environment, first):
     """Everything is installed, also where the program imports jaxmarshal or only looks for JAX."""
@@ -150,7 +152,7 @@ def test_jaxmarshal_was_uninstalled_meanwhile(environment):
 
 def test_a_package_that_cannot_start(environment, tmp_path):
     """One line, and the program goes on with plain JAX."""
-    code = "import sys; sys.modules['jaxmarshal._child'] = None; " + IS_LOADED
+    code = "import sys; sys.modules['jaxmarshal._tools.in_script'] = None; " + IS_LOADED
     done = environment.run("-c", code, JAXMARSHAL="on")
     assert (done.returncode, done.stdout) == (0, "False\n")
     assert done.stderr.startswith("jaxmarshal: not started: ")
@@ -198,7 +200,7 @@ def test_a_folder_where_python_reads_no_such_files(monkeypatch, tmp_path):
     """It says so, and writes nothing."""
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(CommandError, match=re.escape(f"does not read .pth files in {tmp_path}")):
-        _activation.activate()
+        activation.activate()
     assert list(tmp_path.iterdir()) == []
 
 

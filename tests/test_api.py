@@ -19,7 +19,9 @@ import pytest
 from child import PACKAGE_ROOT, run_code
 
 import jaxmarshal
-from jaxmarshal import _install, _stats, fronts, reasons
+from jaxmarshal import fronts, reasons
+from jaxmarshal._jax import patching
+from jaxmarshal._reports import counting
 from jaxmarshal.fronts import filtered
 
 PACKAGE = Path(jaxmarshal.__file__).parent
@@ -115,10 +117,10 @@ def test_reasons_are_explained():
     assert reasons.REASONS[0].name == "hit"
     assert all(reason.meaning.endswith(".") for reason in reasons.REASONS)
     assert all(reason.advice.endswith(".") for reason in reasons.REASONS[1:])
-    counted = {name for name in _stats.snapshot() if not name.startswith("dispatch_v0_3.")}
+    counted = {name for name in counting.snapshot() if not name.startswith("dispatch_v0_3.")}
     of_libraries = {front.name for front in fronts.FRONTS}
     assert filtered.NAME in counted
-    assert counted == {entry.name for entry in _install.ENTRY_POINTS} | of_libraries | {
+    assert counted == {entry.name for entry in patching.ENTRY_POINTS} | of_libraries | {
         filtered.NAME
     }
 
@@ -166,22 +168,24 @@ def test_each_header_compiles_alone(header, flavour, tmp_path):
 def test_declarations_and_stubs_are_shipped():
     """Each compiled module has a stub; those that others can cimport have a .pxd."""
     compiled = {
-        path.name.partition(".")[0]
+        path.parent / path.name.partition(".")[0]
         for suffix in ("so", "pyd")
-        for path in PACKAGE.glob(f"*.{suffix}")
+        for path in PACKAGE.rglob(f"*.{suffix}")
     }
-    assert {"_classify", "_layout", "_tree", "_device_put"} <= compiled
-    assert compiled <= {path.stem for path in PACKAGE.glob("*.pyi")}
-    declared = {path.stem for path in PACKAGE.glob("*.pxd")}
-    assert {"_classify", "_layout", "_tree", "_records", "_plan"} <= declared
-    assert declared <= compiled | {"_argtable", "_errors", "_intake"}    # these are inline only
+    values = PACKAGE / "_core" / "values"
+    assert {values / "kinds", values / "trees", PACKAGE / "_reports" / "counting"} <= compiled
+    assert compiled <= {path.with_suffix("") for path in PACKAGE.rglob("*.pyi")}
+    declared = {path.with_suffix("") for path in PACKAGE.rglob("*.pxd")}
+    assert {values / "kinds", PACKAGE / "_core" / "plans" / "plan"} <= declared
+    inline_only = {values / "arguments", values / "errors", PACKAGE / "_core" / "plans" / "intake"}
+    assert declared <= compiled | inline_only
     assert (PACKAGE / "py.typed").is_file()
 
 
 FOREIGN = """
     from cpython.object cimport PyObject
-    from jaxmarshal._classify cimport JM_FLOAT, JM_NDARRAY, classify
-    from jaxmarshal._layout cimport array_aval, array_committed
+    from jaxmarshal._core.values.kinds cimport JM_FLOAT, JM_NDARRAY, classify
+    from jaxmarshal._core.values.array_words cimport array_aval, array_committed
 
     def is_float(x):
         return classify(<PyObject*>x) == JM_FLOAT

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import jaxmarshal
-from jaxmarshal import _counters
+from jaxmarshal._core.values import live_objects
 
 WIDTHS = [1, 4, 5, 1000]  # 4 slots are inline; more are on the heap
 
 needs_counters = pytest.mark.skipif(
-    not _counters.debug_build(), reason="the counters exist in the debug build only (make debug)"
+    not live_objects.debug_build(), reason="the counters exist in the debug build only (make debug)"
 )
 
 
@@ -31,14 +31,14 @@ class Watched:
     def flatten(self):
         if self.fail == "flatten":
             raise RuntimeError("no flattening today")
-        Watched.seen["flatten"] = _counters.snapshot()
+        Watched.seen["flatten"] = live_objects.snapshot()
         return tuple(self.children), self.fail
 
     @staticmethod
     def unflatten(fail, children):
         if fail == "unflatten" and all(isinstance(child, jax.Array) for child in children):
             raise RuntimeError("no rebuilding today")
-        Watched.seen["rebuild"] = _counters.snapshot()
+        Watched.seen["rebuild"] = live_objects.snapshot()
         return Watched(children, fail)
 
 
@@ -48,7 +48,7 @@ jax.tree_util.register_pytree_node(Watched, Watched.flatten, Watched.unflatten)
 def live():
     """What is held between calls; records of earlier calls are none of a call's business."""
     gc.collect()
-    counts = _counters.snapshot()
+    counts = live_objects.snapshot()
     return {name: counts[name] for name in ("live_slots", "live_tables", "live_heap")}
 
 
@@ -57,9 +57,9 @@ NOTHING = {"live_slots": 0, "live_tables": 0, "live_heap": 0}
 
 def work(function, *args, **kwargs):
     """How many arguments one call classified and how many buffers it read."""
-    before = _counters.snapshot()
+    before = live_objects.snapshot()
     function(*args, **kwargs)
-    after = _counters.snapshot()
+    after = live_objects.snapshot()
     return tuple(after[name] - before[name] for name in ("classified", "buffers_read"))
 
 
@@ -142,7 +142,7 @@ class Noted(collections.namedtuple("Noted", "child")):
     __slots__ = ()
 
     def __new__(cls, child):
-        Watched.seen["rebuild"] = _counters.snapshot()
+        Watched.seen["rebuild"] = live_objects.snapshot()
         return super().__new__(cls, child)
 
 
@@ -205,17 +205,17 @@ def test_plans_die_when_they_are_cleared():
     """`clear()` and `jax.clear_caches()` free every plan; a new call makes new ones."""
     for drop in (jaxmarshal.api.clear, jax.clear_caches):
         jaxmarshal.device_put([np.zeros(3), 1.0], jax.devices()[1])
-        assert _counters.snapshot()["live_plans"] == 3
+        assert live_objects.snapshot()["live_plans"] == 3
         drop()
         gc.collect()
-        assert _counters.snapshot()["live_plans"] == 0
+        assert live_objects.snapshot()["live_plans"] == 0
 
 
 def test_a_release_build_counts_nothing():
     """The counters cost nothing where nobody asks for them."""
     jaxmarshal.device_put(np.zeros(3))
-    counts = _counters.snapshot()
+    counts = live_objects.snapshot()
     assert set(counts) == {
         "live_slots", "live_tables", "live_heap", "live_plans", "classified", "buffers_read"
     }  # fmt: skip
-    assert any(counts.values()) is _counters.debug_build()
+    assert any(counts.values()) is live_objects.debug_build()

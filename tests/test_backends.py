@@ -5,6 +5,8 @@ Runs where there is a second backend beside the CPU's: `make plugin`, or a machi
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.extend
 import jax.numpy as jnp
@@ -19,7 +21,8 @@ from support import aligned, same_as_jax
 from twins import Twins, jit_counts
 
 import jaxmarshal
-from jaxmarshal import _layout
+from jaxmarshal._core.entries import executables
+from jaxmarshal._core.values import array_words
 
 
 def platforms():
@@ -57,9 +60,9 @@ def test_each_backend_vouches_for_its_own():
     function = jaxmarshal.jit(lambda x: x + 1)
     for number, name in enumerate(BOTH, 1):
         function(place(name))
-        found = _layout.describe()["clients"]
+        found = array_words.describe()["clients"]
         assert len(found) == number and all(found.values()), found
-    assert _layout.describe()["notes"] == []
+    assert array_words.describe()["notes"] == []
 
 
 def test_one_function_on_both_backends():
@@ -83,7 +86,7 @@ def test_trap_1_custom_layouts_on_each_backend(name, ahead):
     plain, fast = jax.jit(function), jaxmarshal.jit(function)
     if ahead:
         plain = plain.lower(place(name)).compile()
-        fast = lambda *args: jaxmarshal._execute.compiled_call(plain, *args)  # noqa: E731
+        fast = functools.partial(executables.compiled_call, plain)
     for columns in (False, False, True, False, True, True, False):
         jaxmarshal.reset_stats()
         expected = observe(plain, place(name, columns=columns))
@@ -172,7 +175,8 @@ DROPPED = """
     import gc, weakref
     import jax, numpy as np, jaxmarshal
     from jax.extend import backend
-    from jaxmarshal import _layout
+    from jaxmarshal._core.entries import executables
+from jaxmarshal._core.values import array_words
 
     for turn in range(3):
         function = jaxmarshal.jit(lambda x: x + 1)
@@ -180,11 +184,11 @@ DROPPED = """
             x = jax.device_put(np.ones(4, np.float32), device)
             for _ in range(3):
                 assert function(x).tolist() == [2] * 4
-        assert len(_layout.describe()["clients"]) == 2, _layout.describe()
+        assert len(array_words.describe()["clients"]) == 2, array_words.describe()
         assert jaxmarshal.stats()["jit"]["hits"] == 4 * (turn + 1), jaxmarshal.stats()["jit"]
         del x, function, device
         backend.clear_backends()
-        assert _layout.describe()["clients"] == {}
+        assert array_words.describe()["clients"] == {}
 """
 
 

@@ -18,7 +18,7 @@ from jax._src import core, literals
 from support import literal
 
 import jaxmarshal
-from jaxmarshal._classify import ArgKind, add_type, kind_of
+from jaxmarshal._core.values.kinds import ArgKind, add_type, kind_of
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -177,7 +177,7 @@ def test_a_full_table_refuses_more():
     run_code(
         """
         import jax
-        from jaxmarshal._classify import ArgKind, add_type, kind_of
+        from jaxmarshal._core.values.kinds import ArgKind, add_type, kind_of
 
         added = []
         try:

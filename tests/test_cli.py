@@ -10,12 +10,14 @@ from child import run, run_code
 from conftest import LAYOUT_OFF
 
 import jaxmarshal
-from jaxmarshal import _install, _reference, _stats, fronts
+from jaxmarshal import fronts
+from jaxmarshal._jax import patching, private
+from jaxmarshal._reports import counting
 from jaxmarshal.fronts import filtered
 
 pytestmark = pytest.mark.commands
 
-ENTRIES = sorted(entry.name for entry in _install.ENTRY_POINTS)
+ENTRIES = sorted(entry.name for entry in patching.ENTRY_POINTS)
 
 
 def doctor(*arguments, **environment):
@@ -131,7 +133,7 @@ def test_an_unsupported_version(version):
 )
 def test_versions_are_read(text, numbers):
     """Leading numbers count; suffixes of development versions do not."""
-    assert _reference.version_tuple(text) == numbers
+    assert private.version_tuple(text) == numbers
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--help"]], ids=" ".join)
@@ -173,6 +175,6 @@ def test_bad_arguments_of_a_process():
 
 def test_every_entry_point_is_counted():
     """What `install` patches is what `stats` counts, and calls of `jaxmarshal.filter_jit`."""
-    counted = [name for name in _stats.snapshot() if not name.startswith("dispatch_v0_3.")]
+    counted = [name for name in counting.snapshot() if not name.startswith("dispatch_v0_3.")]
     names = [*ENTRIES, *(front.name for front in fronts.FRONTS), filtered.NAME]
     assert sorted(counted) == sorted(names)

@@ -17,8 +17,10 @@ import pytest
 from browser import ASK_WIDTH, WIDTH, in_scheme, opened
 from child import PACKAGE_ROOT, run, status_of
 
-from jaxmarshal import _compare_text, _flame, _install, _profile, fronts
+from jaxmarshal import fronts
 from jaxmarshal.__main__ import main
+from jaxmarshal._jax import patching
+from jaxmarshal._tools import comparison_text, flame, profiles
 from jaxmarshal.reasons import reason_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.commands, pytest.mark.reports]
@@ -176,10 +178,10 @@ def test_runs(result):
     assert result["interval"] == 0.0005
     assert (plain["exit_status"], ours["exit_status"]) == (0, 0)
     assert plain["installed"] == []
-    assert ours["installed"] == sorted(entry.name for entry in _install.ENTRY_POINTS)
+    assert ours["installed"] == sorted(entry.name for entry in patching.ENTRY_POINTS)
     assert all(count["hits"] == count["misses"] == 0 for count in plain["stats"].values())
     for run_ in (plain, ours):
-        frames = list(_profile.walk(run_["profile"]))
+        frames = list(profiles.walk(run_["profile"]))
         assert {"script", "JAX", "entry point"} <= {frame["kind"] for frame in frames}
         for frame in frames:
             own = frame["time"] - sum(child["time"] for child in frame["children"])
@@ -222,7 +224,7 @@ def test_the_page(result, folder):
     assert "{{" not in text.replace("${{", "")
     assert "prefers-color-scheme: dark" in text
     for row in result["sites"]:
-        assert any(_compare_text.call(row) in cell for cell in page.cells)
+        assert any(comparison_text.call(row) in cell for cell in page.cells)
     reason = reason_for("device_put", "options")
     assert html.escape(f"{reason.meaning} What to do: {reason.advice}") in text
     data = re.search(r"^const DATA = (.*);$", "".join(page.scripts), re.MULTILINE)
@@ -239,8 +241,8 @@ def test_the_page_escapes(result):
     }
     sites = [{**result["sites"][0], "function": evil}]
     changed = {**result, "script": [evil], "sites": sites, "runs": runs}
-    page = _flame.page(changed, evil)
-    assert html.escape(_compare_text.summary(changed)) in page
+    page = flame.page(changed, evil)
+    assert html.escape(comparison_text.summary(changed)) in page
     assert "<img" not in page
     assert page.count("</script>") == 1
 
@@ -367,11 +369,11 @@ def test_functions_of_libraries(tmp_path):
         assert row["jaxmarshal"]["hits"] == 6
         assert row["first"]["plain"]["calls"] == row["first"]["jaxmarshal"]["calls"] == 3
         assert row["plain"]["seconds"] > 0 and row["jaxmarshal"]["seconds"] > 0
-        assert _compare_text.call(row) in done.stderr
+        assert comparison_text.call(row) in done.stderr
         assert result["runs"]["plain"]["stats"][entry_point]["misses"] == 0
         assert result["runs"]["jaxmarshal"]["stats"][entry_point]["hits"] >= 6
         assert f"{name} ({entry_point})" in {
-            frame["name"] for frame in _profile.walk(result["runs"]["plain"]["profile"])
+            frame["name"] for frame in profiles.walk(result["runs"]["plain"]["profile"])
         }
     names = {entry_point for _, entry_point, _ in expected} - {"filter_jit"}
     assert result["runs"]["plain"]["installed"] == []

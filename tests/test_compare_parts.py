@@ -14,18 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmarshal import (
-    _compare,
-    _compare_text,
-    _count,
-    _defined,
-    _functions,
-    _install,
-    _phases,
-    _profile,
-    _record,
-    _reference,
-    _watch,
+from jaxmarshal._core.entries import watch, which_functions
+from jaxmarshal._jax import patching, private
+from jaxmarshal._reports import definitions
+from jaxmarshal._tools import (
+    call_sites,
+    comparison,
+    comparison_text,
+    first_calls,
+    profiles,
+    recording,
 )
 from jaxmarshal.reasons import PUBLIC, reason_for
 
@@ -48,7 +46,7 @@ def row(entry_point="device_put", line=1, first=None, **found):
 
 
 def savings(plain, ours):
-    found = _compare.sites([*plain], [*ours])
+    found = comparison.sites([*plain], [*ours])
     return {(row["entry_point"], row["line"]): row["estimated_saving"] for row in found}
 
 
@@ -94,7 +92,7 @@ def test_no_estimate_above_what_jax_needs():
 def test_first_calls_save_nothing():
     """However long compiling takes, it is no saving that is left."""
     first = outcomes(not_recorded=(1, 800.0, 800.0), options=(5, 99.0, 90.0))
-    (found,) = _compare.sites([row(first=first)], [row(first=first)])
+    (found,) = comparison.sites([row(first=first)], [row(first=first)])
     assert found["estimated_saving"] == 0
     assert found["first"]["jaxmarshal"] == {"calls": 6, "seconds": 899.0}
     assert found["plain"]["calls"] == found["jaxmarshal"]["calls"] == 0
@@ -102,7 +100,7 @@ def test_first_calls_save_nothing():
 
 def test_a_site_of_one_run_only():
     """A call that only one run made is a row all the same."""
-    (found,) = _compare.sites([row(hit=(1, 1.0, 1.0))], [])
+    (found,) = comparison.sites([row(hit=(1, 1.0, 1.0))], [])
     assert (found["plain"]["calls"], found["jaxmarshal"]["calls"]) == (1, 0)
 
 
@@ -112,7 +110,7 @@ WARMUP = {"calls": 3, "seconds": None}
 def compared(plain, ours, warmup=WARMUP, runs=("plain", "jaxmarshal")):
     """A comparison of recorded rows, as far as its words need it."""
     runs = {run: {"profile": {"time": 0.0}, "steady_profile": {"time": 0.0}} for run in runs}
-    sites = _compare.sites(plain, ours)
+    sites = comparison.sites(plain, ours)
     return {"sites": sites, "runs": runs, "warmup": warmup, "functions": []}
 
 
@@ -120,7 +118,7 @@ def test_the_summary():
     """Calls, both times and the share of hits."""
     plain = [plain_row(4, 8.0, 4.0)]
     ours = [row(hit=(3, 1.5, 1.0), options=(1, 0.5, 0.5))]
-    assert _compare_text.summary(compared(plain, ours)) == (
+    assert comparison_text.summary(compared(plain, ours)) == (
         "4 calls after the first ones took 8000.00 ms with plain JAX and 2000.00 ms with "
         "jaxmarshal; 75.0% of them were hits."
     )
@@ -133,7 +131,7 @@ def test_the_summary_of_unequal_work():
         row(hit=(6, 1.5, 1.0), options=(2, 2.5, 0.5)), row(line=2, hit=(5, 0.5, 0.5)),
         row(line=4, hit=(1, 7.0, 7.0)),
     ]  # fmt: skip
-    assert _compare_text.summary(compared(plain, ours)) == (
+    assert comparison_text.summary(compared(plain, ours)) == (
         "9 calls after the first ones took 9000.00 ms with plain JAX and 2500.00 ms with "
         "jaxmarshal; 88.9% of them were hits. The plain run made 18 such calls and the jaxmarshal "
         "run 14: of each row the smaller number counts, at the mean time of a call."
@@ -143,36 +141,36 @@ def test_the_summary_of_unequal_work():
 def test_the_summary_where_nothing_can_be_compared():
     """It says what there is, and why the other run has nothing."""
     plain, first = [plain_row(4, 8.0, 4.0)], [row(first=outcomes(hit=(7, 9.0, 9.0)))]
-    assert _compare_text.summary(compared(plain, [], runs=["plain"])) == (
+    assert comparison_text.summary(compared(plain, [], runs=["plain"])) == (
         "4 calls after the first ones took 8000.00 ms with plain JAX. Nothing to compare: there is "
         "no jaxmarshal run."
     )
-    assert _compare_text.summary(compared(first, first, {"calls": None, "seconds": 3.0})) == (
+    assert comparison_text.summary(compared(first, first, {"calls": None, "seconds": 3.0})) == (
         "Nothing to compare: all 7 calls of the plain run are first ones: the calls of the first "
         "3 s, and those that trace or compile (see --warmup); all 7 calls of the jaxmarshal run "
         "are first ones: the calls of the first 3 s, and those that trace or compile (see "
         "--warmup)."
     )
-    assert _compare_text.summary(compared(plain, first)) == (
+    assert comparison_text.summary(compared(plain, first)) == (
         "4 calls after the first ones took 8000.00 ms with plain JAX. Nothing to compare: all 7 "
         "calls of the jaxmarshal run are first ones: the first 3 calls of each row, and those that "
         "trace or compile (see --warmup)."
     )
-    assert "the plain run called nothing" in _compare_text.summary(compared([], []))
+    assert "the plain run called nothing" in comparison_text.summary(compared([], []))
     ours = [row(line=2, hit=(1, 1.0, 1.0))]
-    assert _compare_text.summary(compared(plain, ours)).endswith("no row has calls in both runs.")
+    assert comparison_text.summary(compared(plain, ours)).endswith("no row has calls in both runs.")
 
 
 def test_a_side_without_calls():
     """It has a dash for a time: 0.00 would be a fast run."""
-    (_, line) = _compare_text.site_table(compared([plain_row(4, 8.0, 4.0)], [])["sites"])
+    (_, line) = comparison_text.site_table(compared([plain_row(4, 8.0, 4.0)], [])["sites"])
     assert line[2:7] == ["4/0", "–", "8000.00", "–", "–"]
     first = [row(first=outcomes(hit=(7, 9.0, 9.0)))]
-    (_, line) = _compare_text.first_table(compared([], first)["sites"])
+    (_, line) = comparison_text.first_table(compared([], first)["sites"])
     assert line[2:] == ["0/7", "–", "9000.00"]
     result = compared([plain_row(4, 8.0, 4.0)], [], runs=["plain"])
     functions = [dict(name="f", file="f.py", kind="script", plain=1.0, jaxmarshal=0.0)]
-    table = _compare_text.tables({**result, "functions": functions})[-1]
+    table = comparison_text.tables({**result, "functions": functions})[-1]
     assert table.make(table.rows)[1][2:] == ["1000.00", "–"]
 
 
@@ -188,7 +186,7 @@ def shown(monkeypatch, result, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr("sys.stderr", Terminal())
     monkeypatch.setenv("NO_COLOR", "1")
-    _compare_text.print_table(_compare_text.tables(result)[0])
+    comparison_text.print_table(comparison_text.tables(result)[0])
     return re.sub("\x1b\\[[0-9;]*m", "", sys.stderr.getvalue()).splitlines()
 
 
@@ -223,7 +221,7 @@ def test_advice():
     """One line for each reason shown; where it means one thing only, by its name alone."""
     rows = compared([], [row(options=(2, 1.0, 0.5)), row(line=2, options=(1, 1.0, 0.5))])["sites"]
     reason = reason_for("device_put", "options")
-    assert _compare_text.advice(rows) == [
+    assert comparison_text.advice(rows) == [
         ("options", f"{reason.meaning} What to do: {reason.advice}")
     ]
 
@@ -234,7 +232,7 @@ def test_advice_for_many_misses():
         row(not_recorded=(2, 1.0, 0.5)), row(line=2, not_recorded=(1000, 1.0, 0.5)),
         {**row("jit", not_recorded=(1000, 1.0, 0.5)), "name": "step", "is_definition": True},
     ]  # fmt: skip
-    told = dict(_compare_text.advice(compared([], ours)["sites"]))
+    told = dict(comparison_text.advice(compared([], ours)["sites"]))
     assert list(told) == [
         "not_recorded, jax.device_put",
         "not_recorded, device_put at f:2, in g, step (jit) at f:1",
@@ -248,17 +246,17 @@ def test_advice_for_many_misses():
 def test_names_of_functions():
     """As programs write them: of modules, methods, and objects that are called."""
     by_name = {
-        _functions.name_of(place.original, place.holder, place.attribute)
-        for entry in _install.ENTRY_POINTS if entry.name == "functions" for place in entry.places
+        which_functions.name_of(place.original, place.holder, place.attribute)
+        for entry in patching.ENTRY_POINTS if entry.name == "functions" for place in entry.places
     }  # fmt: skip
     assert {"jnp.concatenate", "jax.random.split", "x.at[...].set", "x.astype", ""} <= by_name
-    assert _functions.name_of_object(jax.nn.relu) == "jax.nn.relu"
-    assert _functions.name_of_object(object()) == ""
+    assert which_functions.name_of_object(jax.nn.relu) == "jax.nn.relu"
+    assert which_functions.name_of_object(object()) == ""
 
 
 def test_which_calls_are_first_ones():
     """So many of each row, those in which JAX compiles, and those while it traces."""
-    phases = _phases.Phases(2, None)
+    phases = first_calls.Phases(2, None)
     found = [phases.of(name, 0, 5, 6) for name in "aababb"]
     assert found == ["first", "first", "first", "steady", "first", "steady"]
     assert phases.intervals == [(5, 6)] * 4
@@ -275,7 +273,7 @@ def test_which_calls_are_first_ones():
 
 def test_seconds_of_first_calls():
     """The end of a call that began in time counts as well."""
-    phases = _phases.Phases(None, 100.0)
+    phases = first_calls.Phases(None, 100.0)
     ((start, end),) = phases.intervals
     assert end - start == pytest.approx(100e9, rel=1e-3)
     assert phases.of("a", 0, end - 1, end + 5) == "first"
@@ -284,7 +282,7 @@ def test_seconds_of_first_calls():
 
 def test_while_jax_traces():
     """A program that is written down is told from `grad` and `vmap`, which run at once."""
-    phases, found = _phases.Phases(0, None), {}
+    phases, found = first_calls.Phases(0, None), {}
 
     def look(name, x):
         found[name] = phases.before() is None
@@ -302,8 +300,8 @@ def test_while_jax_traces():
 
 def test_another_thread_compiles():
     """Its time is not that of the main thread, whose profile is taken."""
-    phases = _phases.Phases(0, None)
-    thread = threading.Thread(target=phases._heard, args=(f"{_phases.COMPILING}x", 1.0))
+    phases = first_calls.Phases(0, None)
+    thread = threading.Thread(target=phases._heard, args=(f"{first_calls.COMPILING}x", 1.0))
     thread.start()
     thread.join()
     assert phases.intervals == [] and phases.before() == 0
@@ -311,10 +309,10 @@ def test_another_thread_compiles():
 
 def test_intervals():
     """Overlapping ones become one; a time is in it from its start, and not at its end."""
-    merged = _phases.union([(5, 9), (1, 3), (2, 4), (6, 7), (20, 21)])
+    merged = first_calls.union([(5, 9), (1, 3), (2, 4), (6, 7), (20, 21)])
     assert merged == [(1, 4), (5, 9), (20, 21)]
-    assert [t for t in range(25) if _phases.within(merged, t)] == [1, 2, 3, 5, 6, 7, 8, 20]
-    assert not _phases.within([], 3)
+    assert [t for t in range(25) if first_calls.within(merged, t)] == [1, 2, 3, 5, 6, 7, 8, 20]
+    assert not first_calls.within([], 3)
 
 
 def stack(*frames):
@@ -327,7 +325,7 @@ def test_samples():
     importing = stack(("main", "s.py", 1), ("_find_and_load", "<frozen importlib._bootstrap>", 1))
     program = [*importing, *stack(("loop", "t.py", 1))]
     records = [(a, 1.0), (a, 1.0), (b, 1.0), (b, 1.0), (importing, 1.0), (program, 1.0)]
-    found = _record.samples(records, [(int(3e9), int(4e9))], 0)
+    found = recording.samples(records, [(int(3e9), int(4e9))], 0)
     assert found["seconds"] == [2.0, 1.0, 1.0, 1.0, 1.0]
     assert found["steady"] == [True, True, False, False, True]
     assert [len(stack) for stack in found["stacks"]] == [1, 2, 2, 2, 3]
@@ -337,14 +335,14 @@ def test_samples():
 def test_the_tree_of_samples():
     """Equal stacks are one frame wherever they were sampled; a deep recursion is cut off."""
     a, b = stack(("main", "s.py", 1), ("a", "s.py", 2)), stack(("main", "s.py", 1))
-    found = _record.samples([(a, 1.0), (b, 2.0)] * 2, [(0, int(0.9e9))], 0)
-    root = _profile.tree(found)
+    found = recording.samples([(a, 1.0), (b, 2.0)] * 2, [(0, int(0.9e9))], 0)
+    root = profiles.tree(found)
     (top,) = root["children"]
     assert (root["time"], top["name"], top["line"], top["time"]) == (6.0, "main", 1, 6.0)
     assert [(child["name"], child["time"]) for child in top["children"]] == [("a", 2.0)]
-    assert _profile.tree(found, steady_only=True)["time"] == 5.0
-    deep = _record.samples([(stack(*(("f", "s.py", i) for i in range(9000))), 1.0)], [], 0)
-    assert len(list(_profile.walk(_profile.tree(deep)))) == _record.MOST_FRAMES + 1
+    assert profiles.tree(found, steady_only=True)["time"] == 5.0
+    deep = recording.samples([(stack(*(("f", "s.py", i) for i in range(9000))), 1.0)], [], 0)
+    assert len(list(profiles.walk(profiles.tree(deep)))) == recording.MOST_FRAMES + 1
 
 
 def test_where_functions_are_defined():
@@ -365,12 +363,12 @@ def test_where_functions_are_defined():
         (plain, line), (functools.partial(plain), line), (functools.wraps(plain)(Called()), line),
         (Called().method, line + 4), (Called(), line + 7),
     ):  # fmt: skip
-        site = _count.site_of_function("jit", jax.jit(made))
+        site = call_sites.site_of_function("jit", jax.jit(made))
         assert (site.file, site.line, site.is_definition) == (__file__, expected, True)
     compiled = jax.jit(plain).lower(1.0).compile()
-    assert _reference.source_of(compiled) == ("plain", __file__, line)
-    assert _reference.source_of(object()) is None
-    assert _count._site_of_compiled(compiled)[:4] == ("compiled_call", "plain", __file__, line)
+    assert private.source_of(compiled) == ("plain", __file__, line)
+    assert private.source_of(object()) is None
+    assert call_sites._site_of_compiled(compiled)[:4] == ("compiled_call", "plain", __file__, line)
 
 
 def test_nothing_is_asked_to_find_a_definition():
@@ -392,7 +390,7 @@ def test_nothing_is_asked_to_find_a_definition():
     for made in (Asked(), functools.partial(Asked()), Asked().__call__):
         function = jax.jit(made)
         asked.clear()
-        _defined.of_jitted(function)
+        definitions.of_jitted(function)
         assert asked == []
 
 
@@ -403,14 +401,14 @@ def some_function(x):
 
 def test_the_name_of_a_function(monkeypatch):
     """A row has it where the name of the entry point does not say it."""
-    monkeypatch.setattr(_count, "outcomes", {})
-    assert _count.counted("bind", some_function)(1) == 1
-    assert _count.counted("some_function", some_function)(2) == 2
-    by_name, by_entry_point = _count.outcomes
+    monkeypatch.setattr(call_sites, "outcomes", {})
+    assert call_sites.counted("bind", some_function)(1) == 1
+    assert call_sites.counted("some_function", some_function)(2) == 2
+    by_name, by_entry_point = call_sites.outcomes
     assert (by_name.entry_point, by_name.name) == ("bind", "some_function")
     assert by_name.function == "test_the_name_of_a_function"
     assert (by_entry_point.entry_point, by_entry_point.name) == ("some_function", "")
-    assert _compare_text.call(by_name._asdict()) == "some_function (bind)"
+    assert comparison_text.call(by_name._asdict()) == "some_function (bind)"
 
 
 @pytest.fixture
@@ -428,9 +426,9 @@ def watched():
         return hook
 
     function = jax.jit(lambda x, *, y=1.0: x + y)
-    _watch.watch(function, make)
+    watch.watch(function, make)
     yield function, calls, make
-    _watch.release_all()
+    watch.release_all()
 
 
 def test_a_watched_function(watched):
@@ -439,15 +437,15 @@ def test_a_watched_function(watched):
     assert type(function) is type(jax.jit(lambda: None))
     assert function(2.0, y=3.0) == 5.0
     assert calls == ["before", 5.0]
-    _watch.watch(function, make)    # once is enough
+    watch.watch(function, make)    # once is enough
     assert function(2.0) == 3.0 and len(calls) == 4
     with pytest.raises(TypeError, match="unexpected keyword"):
         function(2.0, z=1.0)
     assert calls[4:] == ["before"]
     assert function.lower(1.0).compile()(1.0) == 2.0
-    _watch.release_all()
+    watch.release_all()
     assert function(np.float32(1.0)) == 2.0 and len(calls) == 5
-    _watch.watch(abs, make)    # no jitted function: nothing happens
+    watch.watch(abs, make)    # no jitted function: nothing happens
     assert abs(-1) == 1
 
 
@@ -455,32 +453,32 @@ def test_calls_inside_of_a_counted_one(watched):
     """They do without the hook, on that thread alone; one that asks for all calls gets them."""
     function, calls, make = watched
     always, elsewhere = jax.jit(lambda x: x + 3), []
-    _watch.watch(always, make, always=True)
-    assert _watch.enter() and not _watch.enter()
+    watch.watch(always, make, always=True)
+    assert watch.enter() and not watch.enter()
     try:
         assert function(1.0) == 2.0 and calls == []
         with pytest.raises(TypeError, match="unexpected keyword"):
             function(2.0, z=1.0)
-        thread = threading.Thread(target=lambda: elsewhere.append((_watch.enter(), function(2.0))))
+        thread = threading.Thread(target=lambda: elsewhere.append((watch.enter(), function(2.0))))
         thread.start()
         thread.join()
         assert elsewhere == [(True, 3.0)] and calls == []
         assert always(1.0) == 4.0 and calls == ["before", 4.0]
     finally:
-        _watch.leave()
+        watch.leave()
     assert function(1.0) == 2.0 and len(calls) == 4
 
 
 def test_a_call_is_made_while_it_lasts():
     """What the hook was given cannot be called later."""
     kept, function = [], jax.jit(lambda x: x + 1)
-    _watch.watch(function, lambda _: lambda call: kept.append(call) or call())
+    watch.watch(function, lambda _: lambda call: kept.append(call) or call())
     try:
         assert function(1.0) == 2.0
         with pytest.raises(RuntimeError, match="the call is over"):
             kept[0]()
     finally:
-        _watch.release_all()
+        watch.release_all()
 
 
 def test_a_watched_function_dies(watched):
@@ -489,7 +487,7 @@ def test_a_watched_function_dies(watched):
     import weakref
 
     function = jax.jit(lambda x: x)
-    _watch.watch(function, watched[2])
+    watch.watch(function, watched[2])
     gone = weakref.ref(function)
     del function
     gc.collect()
@@ -500,11 +498,11 @@ def test_counts_of_a_call():
     """The name of what one call was counted as."""
     import jaxmarshal
 
-    mark = _watch.Mark("device_put")
+    mark = watch.Mark("device_put")
     assert mark.ending() == ""
     jaxmarshal.device_put(1.0, donate=True)
     assert mark.ending() == "options"
     jaxmarshal.device_put(1.0)
-    mark = _watch.Mark("device_put")
+    mark = watch.Mark("device_put")
     jaxmarshal.device_put(1.0)
     assert mark.ending() == "hit"

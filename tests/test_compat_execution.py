@@ -15,7 +15,9 @@ from old_dispatch import Pair, compiled, counts, devices, entry, lower, put_pair
 from support import DEBUG, JAX, column_major
 
 import jaxmarshal
-from jaxmarshal import _counters, _execute, _plan
+from jaxmarshal._core.entries import executables
+from jaxmarshal._core.plans import plan
+from jaxmarshal._core.values import live_objects
 from jaxmarshal.compat import dispatch_v0_3 as dispatch
 
 
@@ -102,7 +104,7 @@ def test_plans_die_with_their_computation():
     for _ in range(2):
         computation.call(x, x)
         computation.unsafe_call(x, x)
-    before = _plan.live_owners()
+    before = plan.live_owners()
     references = [weakref.ref(computation), weakref.ref(computation.unsafe_call), weakref.ref(x)]
     del x
     gc.collect()
@@ -110,7 +112,7 @@ def test_plans_die_with_their_computation():
     del computation
     gc.collect()
     assert [reference() for reference in references] == [None] * 3
-    assert _plan.live_owners() == before - 2
+    assert plan.live_owners() == before - 2
 
 
 @pytest.mark.skipif(
@@ -128,13 +130,13 @@ def test_live_objects_return_to_zero():
             computation.call(x, "text")
         with pytest.raises(TypeError):
             dispatch.device_put(np.array([None]))
-        found = _counters.snapshot()
+        found = live_objects.snapshot()
         assert (found["live_slots"], found["live_tables"], found["live_heap"]) == (0, 0, 0)
-    assert _counters.snapshot()["live_plans"] > 0
+    assert live_objects.snapshot()["live_plans"] > 0
     del computation
     jaxmarshal.api.clear()
     gc.collect()
-    assert _counters.snapshot()["live_plans"] == 0
+    assert live_objects.snapshot()["live_plans"] == 0
 
 
 def test_calls_are_compared_with_what_was_compiled_for():
@@ -528,7 +530,7 @@ def test_nothing_else_is_needed():
     x = square()
     computation = compiled(several, x, x)
     same(dispatch._execute_compiled(*computation.unsafe_call.args, x, x), computation.call(x, x))
-    assert _execute.execute_replicated_call(computation.unsafe_call.unsafe_call, x, x)
+    assert executables.execute_replicated_call(computation.unsafe_call.unsafe_call, x, x)
 
 
 # --- Eight devices -------------------------------------------------------------------------------

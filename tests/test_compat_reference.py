@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from jaxmarshal import _reference as main
-from jaxmarshal.compat import _reference
+from jaxmarshal._jax import private as main
+from jaxmarshal._jax import private_v0_3
 
 #: Every (module, name) that this gateway asks JAX for.
-LOOKUPS = re.findall(r'_lookup\(\s*"([\w.]+)",\s*"([\w.]+)"\)', inspect.getsource(_reference))
+LOOKUPS = re.findall(r'_lookup\(\s*"([\w.]+)",\s*"([\w.]+)"\)', inspect.getsource(private_v0_3))
 
 #: The names without which nothing is compiled or checked, and those without which there is no HLO.
 NEEDED = {"DeviceList", "ir.Module", "module_to_string", "typematch", "xla_client.Shape"}
@@ -30,10 +30,10 @@ WITHOUT = """
     holder = operator.attrgetter(path)(holder) if path else holder
     saved = getattr(holder, last)
     delattr(holder, last)
-    from jaxmarshal import _reference
+    from jaxmarshal._jax import private
     from jaxmarshal.compat import dispatch_v0_3 as dispatch
     setattr(holder, last, saved)    # JAX itself needs it
-    missing = list(_reference.missing)
+    missing = list(private.missing)
 
     from old_dispatch import lower
     x = np.arange(4, dtype=np.float32)
@@ -58,8 +58,8 @@ WITHOUT = """
 
 def test_the_installed_version_lacks_nothing():
     """On the supported versions every name is there and every capability is on."""
-    assert len(LOOKUPS) == inspect.getsource(_reference).count("= _lookup(") > 15
-    flags = {name: value for name, value in vars(_reference).items() if name.startswith("HAVE_")}
+    assert len(LOOKUPS) == inspect.getsource(private_v0_3).count("= _lookup(") > 15
+    flags = {name: value for name, value in vars(private_v0_3).items() if name.startswith("HAVE_")}
     assert set(flags) == {"HAVE_CACHE", "HAVE_COMPILE", "HAVE_HLO", "HAVE_PREPARED"}
     assert all(flags.values())
     assert not any(main.lacking[flag] for flag in flags)

@@ -18,7 +18,7 @@ from jax import lax
 from observe import observe
 
 import jaxmarshal
-from jaxmarshal import _stats
+from jaxmarshal._reports import counting
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def installed():
 
 def hits():
     """How many calls of control flow were fast."""
-    counts = _stats.by_function()["functions"]
+    counts = counting.by_function()["functions"]
     names = ("cond", "switch", "scan", "while_loop", "fori_loop")
     return sum(counts[f"jax.lax.{name}"]["hits"] for name in names)
 

@@ -15,10 +15,18 @@ from conftest import LAYOUT_OFF
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from samples import device, mesh_of, targets
-from support import ADDRESSES_COME_BACK, JAX, aligned, column_major, counts, same_as_jax
+from support import (
+    ADDRESSES_COME_BACK,
+    JAX,
+    aligned,
+    column_major,
+    counts,
+    same_as_jax,
+    shares_memory,
+)
 
 import jaxmarshal
-from jaxmarshal import _layout
+from jaxmarshal._core.values import array_words
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.with mesh.. context manager:DeprecationWarning"),
@@ -66,14 +74,14 @@ def test_layout_words_tell_column_major():
     for made in (
         jax.device_put(aligned((3, 4))), jax.device_put(1.0), jax.device_put(aligned(3), device(3))
     ):
-        found = _layout.read(made)
+        found = array_words.read(made)
         assert found["default_layout"] is True
         assert found["default_layout_proven"] is (not LAYOUT_OFF)
     by_format = jax.device_put(
         aligned((5, 7)), Format(Layout((1, 0)), SingleDeviceSharding(device(0)))
     )
     for made in (column_major(), by_format):
-        found = _layout.read(made)
+        found = array_words.read(made)
         assert found["default_layout"] is False
         assert found["default_layout_proven"] is False
 
@@ -82,7 +90,7 @@ def test_layout_words_of_deleted_array():
     """Trap 1: a deleted array proves nothing."""
     made = jax.device_put(aligned(3))
     made.delete()
-    found = _layout.read(made)
+    found = array_words.read(made)
     assert found["deleted"] is True
     assert found["default_layout_proven"] is found["default_layout"] is False
 
@@ -234,7 +242,7 @@ def test_zero_copy(offset, target):
         return [p if 0 <= p < host.nbytes else None for p in pointers], values
 
     expected = outcome(jax.device_put)
-    if offset == 0:
+    if offset == 0 and shares_memory():
         assert expected[0][0] == 0
         assert expected[1][0] == 77.0
     else:
@@ -315,7 +323,7 @@ def test_converted_array_shared_between_leaves():
     expected = pairs(jax.device_put)
     jaxmarshal.reset_stats()
     found = pairs(jaxmarshal.device_put)
-    assert found == expected == ({True, False} if JAX >= (0, 9) else {False})
+    assert found == expected == ({True, False} if JAX >= (0, 9) and shares_memory() else {False})
     assert counts() == (195, {"not_recorded": 5})
 
 

@@ -17,7 +17,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDevic
 from support import DEBUG, THOROUGH, aligned, counts
 
 import jaxmarshal
-from jaxmarshal import _context, _counters
+from jaxmarshal._core.context import configuration
+from jaxmarshal._core.values import live_objects
 
 P = PartitionSpec
 
@@ -100,23 +101,23 @@ def test_live_objects_return_to_zero(make):
     argument, target = make()
     for _ in range(3):
         attempt(argument, target)
-        found = _counters.snapshot()
+        found = live_objects.snapshot()
         assert (found["live_slots"], found["live_tables"], found["live_heap"]) == (0, 0, 0)
     jaxmarshal.api.clear()
     gc.collect()
-    assert _counters.snapshot()["live_plans"] == 0
+    assert live_objects.snapshot()["live_plans"] == 0
 
 
 @counted
 def test_live_objects_are_counted():
     """The counters of a debug build do count: records are alive until they are dropped."""
     jaxmarshal.device_put(HOST)
-    assert _counters.snapshot()["live_plans"] == plans() == 2
-    assert _counters.snapshot()["classified"] > 0
-    assert _counters.snapshot()["buffers_read"] > 0
+    assert live_objects.snapshot()["live_plans"] == plans() == 2
+    assert live_objects.snapshot()["classified"] > 0
+    assert live_objects.snapshot()["buffers_read"] > 0
     jax.clear_caches()
     gc.collect()
-    assert _counters.snapshot()["live_plans"] == plans() == 0
+    assert live_objects.snapshot()["live_plans"] == plans() == 0
 
 
 @pytest.mark.parametrize("make", list(CALLS.values()), ids=list(CALLS))
@@ -288,7 +289,7 @@ def test_many_contexts():
         mesh = AbstractMesh((1,), (f"axis{number}",))
         with jax.sharding.use_abstract_mesh(mesh):
             assert float(jaxmarshal.device_put(1.5)) == 1.5
-    assert _context._cache.cache_info() == "contexts=16"
+    assert configuration._cache.cache_info() == "contexts=16"
     assert plans() <= 2 * 16
     assert counts() == (0, {"not_recorded": MANY})
     with jax.sharding.use_abstract_mesh(mesh):

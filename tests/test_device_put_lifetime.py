@@ -231,9 +231,9 @@ jaxmarshal.install()
 states.append(xla_bridge.backends_are_initialized())
 jaxmarshal.uninstall(); jaxmarshal.install()
 import jaxmarshal.auto
-from jaxmarshal import _layout
+from jaxmarshal._core.values import array_words
 states.append(xla_bridge.backends_are_initialized())
-calibrated = _layout.describe()["calibrated"]
+calibrated = array_words.describe()["calibrated"]
 threads = threading.active_count()
 import os
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3"
@@ -308,7 +308,7 @@ def first_array(fresh, context, module):
         """
 import contextlib, gc, warnings
 import jax, jax.numpy as jnp, numpy as np, jaxmarshal
-from jaxmarshal import _layout
+from jaxmarshal._core.values import array_words
 warnings.simplefilter("ignore")
 jax.config.update("jax_platforms", "cpu")
 array = jax.device_put(np.ones((2, 3), np.float32))
@@ -330,7 +330,7 @@ def body():
     attempt(put, np.ones(3, np.float32))
     attempt(put, 2.0)
     if module == "jaxmarshal":
-        _layout.read(array)
+        array_words.read(array)
     attempt(jax.jit(lambda x: x * 2), np.ones(3, np.float32))
     attempt(jnp.add, array, 1.0)
 
@@ -344,7 +344,7 @@ else:
         body()
 attempt(put, np.ones(3, np.float32))
 outcome.append(len(jax.live_arrays()) - live)
-result = [outcome, _layout.describe(), jaxmarshal.stats()["device_put"]["hits"]]
+result = [outcome, array_words.describe(), jaxmarshal.stats()["device_put"]["hits"]]
 """,
         context=context,
         module=module,

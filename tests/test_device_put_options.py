@@ -19,7 +19,8 @@ from samples import device, mesh_of
 from support import aligned, counts
 
 import jaxmarshal
-from jaxmarshal import _device_put, _reference
+from jaxmarshal._core.entries import device_put
+from jaxmarshal._jax import private
 
 
 def spread(*spec, numbers=range(8), memory_kind=None):
@@ -277,12 +278,12 @@ def test_batched_functions():
     """`batched_device_put_impl`: a memory space depends on `srcs`, too, and is JAX's."""
     for target, hits in (("columns in memory", 1), ("host memory", 0)):
         place, x = TARGETS[target](), array()
-        put = _device_put.batched_device_put_impl
+        put = device_put.batched_device_put_impl
         for src in (None, x.sharding, None):
             for _ in range(3):
                 jaxmarshal.reset_stats()
                 (made,) = put(
-                    x, devices=[place], srcs=[src], copy_semantics=[_reference.REUSE_INPUT]
+                    x, devices=[place], srcs=[src], copy_semantics=[private.REUSE_INPUT]
                 )
                 assert made.format == jax.device_put(x, place).format
             assert counts("batched_device_put_impl")[0] == hits

@@ -12,7 +12,8 @@ from observe import observe
 from support import aligned, deleted_array, named
 
 import jaxmarshal
-from jaxmarshal import _reference, dispatch
+from jaxmarshal import dispatch
+from jaxmarshal._jax import private
 
 ACCELERATED = {"batched_device_put_impl", "xla_primitive_callable"}
 
@@ -52,7 +53,7 @@ def test_entry_points_from_elsewhere():
     for _ in range(3):
         (placed,) = dispatch.shard_args(
             [SingleDeviceSharding(jax.devices()[0])], [None],
-            [_reference.REUSE_INPUT], [x],
+            [private.REUSE_INPUT], [x],
         )  # fmt: skip
         results = [
             placed + 1,
@@ -72,7 +73,7 @@ def test_results_handler():
     handler = pxla.global_avals_to_results_handler([x.aval, x.aval], [x.sharding] * 2, True)
     for buffers in ([x, x], (x, x), [[x], [x]], [x], [], [x] * 3, None, [x, 1]):
         assert observe(lambda b=buffers: dispatch.results_handler_call(handler, b)) == observe(
-            lambda b=buffers: _reference.results_handler_call(handler, b)
+            lambda b=buffers: private.results_handler_call(handler, b)
         )
 
 

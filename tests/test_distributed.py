@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from child import PACKAGE_ROOT
 
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE / "distributed_process.py"
@@ -76,7 +76,7 @@ def test_results_are_those_of_jax(count, tmp_path):
         # Where other processes' devices are the target, those of the reference may have to talk.
         for name, hits in (("device_put", 30), ("shard_args", 30)):
             assert stats[name]["hits"] >= hits, name
-        if _reference.stage_primitive is not None:    # else JAX makes these arrays by other ways
+        if private.stage_primitive is not None:    # else JAX makes these arrays by other ways
             assert min(stats[name]["hits"] for name in ("asarray", "array")) >= 10
         assert stats["device_put"]["misses_by_reason"]["context"] >= 60
         # Each places its own part of an array: two of three calls that are not errors.

@@ -18,7 +18,7 @@ from jax.extend.core import Primitive
 from support import without_jaxmarshal
 
 import jaxmarshal
-from jaxmarshal import _fusion
+from jaxmarshal._core.replay import fusion
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ def test_trap_17_parameters_are_not_kept(use, request):
         x = jnp.asarray(X)
         for _ in range(60):    # what is kept of scalars is kept by then, and steps are one
             use(x)
-        _fusion.wait()
+        fusion.wait()
         jax.effects_barrier()
         gc.collect()
         before = len(jax.live_arrays())

@@ -21,7 +21,8 @@ from jax._src.interpreters import pxla
 from support import without_jaxmarshal
 
 import jaxmarshal
-from jaxmarshal import _reference, _stats
+from jaxmarshal._jax import private
+from jaxmarshal._reports import counting
 
 Y = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -74,7 +75,7 @@ def installed():
 
 def own_hits(entry):
     """Hits of calls that were made here, and are no steps of others; but for single operations."""
-    inner = 0 if entry == "bind" else _stats.inner()[entry]["hits"]
+    inner = 0 if entry == "bind" else counting.inner()[entry]["hits"]
     return hits(entry) - inner
 
 
@@ -198,7 +199,7 @@ def test_trap_15_functions_and_methods(place, name):
 @pytest.mark.parametrize("name", ["bind", "bind_with_trace"])
 def test_trap_15_the_primitive_of_derivatives(name):
     """Trap 15: functions with derivatives of their own go through a primitive that no tape sees."""
-    primitive = _reference.custom_jvp_primitive
+    primitive = private.custom_jvp_primitive
     seen = []
 
     def stand_in(*args, **kwargs):
@@ -329,7 +330,7 @@ def test_trap_15_bind_in_a_class():
 
 def test_rules_are_not_changed_by_jax():
     """What is watched is not what JAX itself assigns to in the course of its work."""
-    from jaxmarshal import _rules  # noqa: F401
+    from jaxmarshal._core.context import bypassed  # noqa: F401
 
     x = jnp.asarray(X)
     jax.jit(lambda x: jax.lax.scan(lambda c, v: (c + v, c), 0.0, x))(x)
@@ -339,4 +340,4 @@ def test_rules_are_not_changed_by_jax():
         jnp.ones(3) + 1
     jax.clear_caches()
     check(contextlib.nullcontext, [])
-    assert _reference.HAVE_RULES
+    assert private.HAVE_RULES

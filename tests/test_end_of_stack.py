@@ -14,7 +14,8 @@ import pytest
 from jax._src.interpreters import pxla
 
 import jaxmarshal
-from jaxmarshal import _counters, _jit
+from jaxmarshal._core.entries import jit
+from jaxmarshal._core.values import live_objects
 
 X = np.arange(4, dtype=np.float32)
 TIMES = 40
@@ -110,7 +111,7 @@ def test_plans_are_let_go():
     """They die with their owner there, too."""
     x = jax.device_put(X)
     gc.collect()
-    before = _counters.snapshot()["live_plans"]
+    before = live_objects.snapshot()["live_plans"]
     with jaxmarshal.installed():
         for n in range(TIMES):
             call = compiled(n)
@@ -121,7 +122,7 @@ def test_plans_are_let_go():
             let_go(holder)
     jax.clear_caches()
     gc.collect()
-    assert _counters.snapshot()["live_plans"] <= before + 2
+    assert live_objects.snapshot()["live_plans"] <= before + 2
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -132,11 +133,11 @@ def test_excluded_functions(monkeypatch):
     with jaxmarshal.installed():
         for _ in range(TIMES):
             holder = [jaxmarshal.exclude(jax.jit(lambda x: x))]
-            assert not _jit.uses_plans(holder[0])
+            assert not jit.uses_plans(holder[0])
             places.add(id(holder[0]))
             let_go(holder)
             function = jax.jit(lambda x: x)
-            assert _jit.uses_plans(function)
+            assert jit.uses_plans(function)
             reused += id(function) in places
             del function
     if not reused:

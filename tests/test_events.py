@@ -16,7 +16,7 @@ from conftest import LAYOUT_OFF
 from support import counts
 
 import jaxmarshal
-from jaxmarshal import _stats
+from jaxmarshal._reports import counting
 from jaxmarshal.reasons import REASONS
 
 
@@ -307,7 +307,7 @@ def test_a_listener_that_fails(events):
 def test_take_knows_its_names():
     """An unknown entry point is an error, not a zero."""
     with pytest.raises(ValueError):
-        _stats.take("nonsense", 0)
+        counting.take("nonsense", 0)
 
 
 AT_EXIT = """

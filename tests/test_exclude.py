@@ -11,7 +11,8 @@ import pytest
 from conftest import LAYOUT_OFF
 
 import jaxmarshal
-from jaxmarshal import _install, _jit
+from jaxmarshal._core.entries import jit
+from jaxmarshal._jax import patching
 
 
 def hits(name="jit"):
@@ -48,7 +49,7 @@ def test_an_excluded_function_is_jaxs(when):
             assert call(excluded) == 5
             jaxmarshal.exclude(excluded)
         assert call(excluded) == 0
-        assert not _jit.uses_plans(excluded)
+        assert not jit.uses_plans(excluded)
         assert call(other) == 5
         if not LAYOUT_OFF:
             assert hits() == 4    # jaxlib knows the call: it takes two to record
@@ -103,7 +104,7 @@ def test_it_does_not_keep_the_function():
     assert gone() is None
     with jaxmarshal.installed():
         for _ in range(50):
-            assert _jit.uses_plans(jax.jit(lambda x: x + 1))
+            assert jit.uses_plans(jax.jit(lambda x: x + 1))
 
 
 @pytest.mark.parametrize("wrong", [lambda x: x, 3, jax.device_put, None])
@@ -121,19 +122,19 @@ def test_uninstalled():
     jaxmarshal.install(only=["device_put", "bind"])
     before = jax.device_put
     with jaxmarshal.uninstalled():
-        assert _install.installed_names() == frozenset()
+        assert patching.installed_names() == frozenset()
         assert jax.device_put is not before
         jax.device_put(1.0)
         assert misses("device_put") == hits("device_put") == 0
     assert jax.device_put is before
-    assert _install.installed_names() == {"device_put", "bind"}
+    assert patching.installed_names() == {"device_put", "bind"}
 
 
 def test_uninstalled_where_nothing_is_installed():
     """It does nothing, before and after."""
     with jaxmarshal.uninstalled():
-        assert _install.installed_names() == frozenset()
-    assert _install.installed_names() == frozenset()
+        assert patching.installed_names() == frozenset()
+    assert patching.installed_names() == frozenset()
 
 
 def test_uninstalled_and_other_contexts():
@@ -141,25 +142,25 @@ def test_uninstalled_and_other_contexts():
     with jaxmarshal.installed("device_put"):
         with pytest.raises(KeyError), jaxmarshal.uninstalled():
             with jaxmarshal.installed("bind"):
-                assert _install.installed_names() == {"bind"}
+                assert patching.installed_names() == {"bind"}
                 with jaxmarshal.uninstalled():
-                    assert _install.installed_names() == frozenset()
-                assert _install.installed_names() == {"bind"}
-            assert _install.installed_names() == frozenset()
+                    assert patching.installed_names() == frozenset()
+                assert patching.installed_names() == {"bind"}
+            assert patching.installed_names() == frozenset()
             raise KeyError
-        assert _install.installed_names() == {"device_put"}
-    assert _install.installed_names() == frozenset()
+        assert patching.installed_names() == {"device_put"}
+    assert patching.installed_names() == frozenset()
 
 
 def test_installing_inside():
     """`install()` inside takes effect on leaving, `uninstall()` at once."""
     with jaxmarshal.uninstalled():
         jaxmarshal.install("bind")
-        assert _install.installed_names() == frozenset()
-    assert _install.installed_names() == {"bind"}
+        assert patching.installed_names() == frozenset()
+    assert patching.installed_names() == {"bind"}
     with jaxmarshal.uninstalled():
         jaxmarshal.uninstall()
-    assert _install.installed_names() == frozenset()
+    assert patching.installed_names() == frozenset()
 
 
 def test_uninstalled_is_for_all_threads():
@@ -175,10 +176,10 @@ def test_uninstalled_is_for_all_threads():
     thread = threading.Thread(target=other)
     thread.start()
     assert inside.wait(10)
-    assert _install.installed_names() == frozenset()
+    assert patching.installed_names() == frozenset()
     with jaxmarshal.uninstalled():
         pass
-    assert _install.installed_names() == frozenset()
+    assert patching.installed_names() == frozenset()
     leave.set()
     thread.join()
-    assert _install.installed_names() == {"bind"}
+    assert patching.installed_names() == {"bind"}

@@ -18,7 +18,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from observe import observe
 
 import jaxmarshal
-from jaxmarshal import _execute, _reference
+from jaxmarshal._core.entries import executables
+from jaxmarshal._jax import private
 
 P = PartitionSpec
 
@@ -78,7 +79,7 @@ def test_few_arrays_among_host_data():
 
 def test_how_many_arrays_make_up_for_host_data():
     """Outside of tests more arrays are needed: 80, and 32 for each further host argument."""
-    assert _execute.weigh_host_leaves(48, 32) == (0, 13)
+    assert executables.weigh_host_leaves(48, 32) == (0, 13)
     for arrays, host in ((79, 1), (80, 1), (111, 2), (112, 2)):
         args = [jnp.float32(1)] * arrays + [np.float32(2)] * host
         compiled = jax.jit(lambda xs: [xs[0] + xs[-1]], keep_unused=True).lower(args).compile()
@@ -167,7 +168,7 @@ def test_trees_of_results(build):
         seen.append(compiled(x))
         plain = observe_reference(lambda: compiled(x))
         assert observe(lambda: seen[-1]) == plain
-        reference = _reference.compiled_call(compiled, x)
+        reference = private.compiled_call(compiled, x)
         assert jax.tree.structure(seen[-1]) == jax.tree.structure(reference)
         if isinstance(reference, dict):
             assert list(seen[-1]) == list(reference)
@@ -250,10 +251,10 @@ def test_wide_calls_on_eight_devices(mesh):
 @pytest.mark.skipif(LAYOUT_OFF, reason="the object layout is switched off")
 def test_layout_is_proven_for_results():
     """Results of executables have a proven layout, so that they are fast arguments."""
-    from jaxmarshal import _layout
+    from jaxmarshal._core.values import array_words
 
     result = jax.jit(lambda x: x + 1)(jnp.ones((3, 4)))
-    assert _layout.read(result)["default_layout_proven"]
+    assert array_words.read(result)["default_layout_proven"]
 
 
 def owners():
@@ -291,7 +292,7 @@ def test_arguments_that_do_not_fit(entry, args, kwargs):
     assert counts(entry) == (1, 1)
     found = observe(owner_call, *args, **kwargs)
     plain = observe_reference(
-        lambda *args, **kwargs: getattr(_reference, entry)(owner, *args, **kwargs), *args, **kwargs
+        lambda *args, **kwargs: getattr(private, entry)(owner, *args, **kwargs), *args, **kwargs
     )
     assert found == plain
     unchecked = entry == "execute_replicated_call" and not kwargs and args
@@ -304,7 +305,7 @@ def test_arguments_that_do_not_fit(entry, args, kwargs):
 def test_methods_are_as_they_were(entry):
     """Found on the class and on the object, with the reference's name, text and signature."""
     owner, call = owners()[entry]
-    reference = getattr(_reference, entry)
+    reference = getattr(private, entry)
     for name in ("__name__", "__qualname__", "__module__", "__doc__"):
         assert getattr(call, name) == getattr(reference, name)
     assert inspect.signature(call) == inspect.signature(reference)

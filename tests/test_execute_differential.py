@@ -20,7 +20,8 @@ from proof import Proof
 from recipes import Node, P, Pair, Recipe, aligned, make_mesh, realise
 from support import THOROUGH, imported
 
-from jaxmarshal import _execute, _reference
+from jaxmarshal._core.entries import executables
+from jaxmarshal._jax import private
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.with mesh.. context manager:DeprecationWarning",
@@ -170,12 +171,12 @@ def check_compiled(proof, data, args, kwargs):
     )
     for _ in range(2):
         compare(
-            proof, _reference.compiled_call, _execute.compiled_call, owner, args, kwargs,
+            proof, private.compiled_call, executables.compiled_call, owner, args, kwargs,
             data.draw(contexts),
         )
         args = change_one(data, args)
     compare(
-        proof, _reference.compiled_call, _execute.compiled_call, owner, args, kwargs,
+        proof, private.compiled_call, executables.compiled_call, owner, args, kwargs,
         "plain",
     )
 
@@ -206,9 +207,9 @@ def test_flat_calls(proof, data):
     args = tuple(data.draw(st.lists(leaves, max_size=4)))
     owner = compiled(args, {}, data.draw(kinds), data.draw(st.booleans()), True)._executable
     pairs = [
-        (_reference.mesh_executable_call, _execute.mesh_executable_call, owner),
+        (private.mesh_executable_call, executables.mesh_executable_call, owner),
         (
-            _reference.execute_replicated_call, _execute.execute_replicated_call,
+            private.execute_replicated_call, executables.execute_replicated_call,
             owner.unsafe_call,
         ),
     ]  # fmt: skip

@@ -21,7 +21,8 @@ from observe import observe
 from support import ADDRESSES_COME_BACK, aligned, column_major
 
 import jaxmarshal
-from jaxmarshal import _plan, _reference
+from jaxmarshal._core.plans import plan
+from jaxmarshal._jax import private
 
 P = PartitionSpec
 
@@ -107,9 +108,9 @@ def test_trap_2_arguments_are_not_kept_alive():
 def test_trap_3_equal_avals_are_adopted():
     """Trap 3: avals are not interned; equal ones match and are remembered."""
     compiled = jax.jit(lambda x: x + 1).lower(jnp.zeros(4)).compile()
-    warm(compiled, _reference.device_put(np.zeros(4, np.float32)))
+    warm(compiled, private.device_put(np.zeros(4, np.float32)))
     for _ in range(5):
-        array = _reference.device_put(np.zeros(4, np.float32))
+        array = private.device_put(np.zeros(4, np.float32))
         compiled(array)
     assert counts() == (5, 0)
 
@@ -384,7 +385,7 @@ def test_trap_6_committed_flag():
     # And where all other words are the same.
     compiled = jax.jit(lambda x: x + 2).lower(x).compile()
     warm(compiled, x)
-    twin = _reference.ArrayImpl(x.aval, x.sharding, [x], committed=True, _skip_checks=True)
+    twin = private.ArrayImpl(x.aval, x.sharding, [x], committed=True, _skip_checks=True)
     assert observe(compiled, twin) == observe_reference(compiled, twin)
     assert jaxmarshal.stats()["compiled_call"]["misses_by_reason"] == {"committed": 1}
 
@@ -407,16 +408,16 @@ def test_trap_11_plans_die():
     jaxmarshal.api.clear()
     warm(compiled, zeros := jnp.zeros(4))
     compiled._executable.call(zeros)
-    assert _plan.live_owners() == 3    # the Compiled, its MeshExecutable, its ExecuteReplicated
+    assert plan.live_owners() == 3    # the Compiled, its MeshExecutable, its ExecuteReplicated
     executable = weakref.ref(compiled._executable)
     loaded = weakref.ref(compiled._executable.unsafe_call)
     del compiled
     gc.collect()
-    assert (executable(), loaded(), _plan.live_owners()) == (None, None, 0)
+    assert (executable(), loaded(), plan.live_owners()) == (None, None, 0)
     compiled = jax.jit(lambda x: x + 2).lower(zeros).compile()
     warm(compiled, zeros)
     jax.clear_caches()
-    assert _plan.live_owners() == 0
+    assert plan.live_owners() == 0
     compiled(zeros)
     assert counts() == (0, 1)
 
@@ -472,7 +473,7 @@ def test_trap_5_deleted_while_others_are_compared(itself):
     the sanitizers see (`make asan`). The error is that of an array which was deleted before.
     """
     def make():
-        return _reference.device_put(np.ones(4, np.float32))
+        return private.device_put(np.ones(4, np.float32))
 
     compiled = jax.jit(lambda xs: xs[0] + xs[1]).lower([make(), make()]).compile()
     compiled([make(), make()])

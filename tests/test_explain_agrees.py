@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from recipes import Node
 
 import jaxmarshal
-from jaxmarshal import _install, _reference
+from jaxmarshal._jax import patching, private
 
 #: Calls of one random program; a call is repeated until the back-off of refused ones is reached.
 STEPS = 60
@@ -124,7 +124,7 @@ class World:
             "batched_device_put_impl": lambda rng: (
                 _install_found("batched_device_put_impl"), (tree(rng, 0), tree(rng, 0)),
                 {"devices": [rng.choice([None, jax.devices()[1], SHARDED]), None],
-                 "srcs": [None, None], "copy_semantics": [_reference.REUSE_INPUT] * 2}),
+                 "srcs": [None, None], "copy_semantics": [private.REUSE_INPUT] * 2}),
             "batched_device_put": batched,
             "make_array_from_process_local_data": lambda rng: (
                 jax.make_array_from_process_local_data,
@@ -167,14 +167,14 @@ class World:
                 {}),
             "shard_args": lambda rng: (_install_found("shard_args"), (
                 [rng.choice([SHARDED, SingleDeviceSharding(jax.devices()[0])])], [None],
-                [_reference.REUSE_INPUT], [tree(rng, 0)]), {}),
+                [private.REUSE_INPUT], [tree(rng, 0)]), {}),
         }  # fmt: skip
 
 
 def _install_found(name):
     """What is in the place of an entry point now."""
-    (entry,) = [entry for entry in _install.ENTRY_POINTS if entry.name == name]
-    return entry.accelerated if name in _install.installed_names() else entry.original
+    (entry,) = [entry for entry in patching.ENTRY_POINTS if entry.name == name]
+    return entry.accelerated if name in patching.installed_names() else entry.original
 
 
 CONTEXTS = {
@@ -260,7 +260,7 @@ def test_explain_agrees_for_long():
     assert set(World().calls) <= set(agreed)
     unasked = {"xla_primitive_callable", "results_handler_call"}    # JAX alone calls them
     asked = {name.partition(",")[0].partition(" ")[0] for name in World().calls}
-    assert {entry.name for entry in _install.ENTRY_POINTS} - unasked <= asked
+    assert {entry.name for entry in patching.ENTRY_POINTS} - unasked <= asked
     assert {"hit", "not_recorded", "host_leaves", "executable", "hook", "options"} <= set(agreed)
 
 

@@ -15,7 +15,8 @@ from child import run_code
 from support import JAX
 
 import jaxmarshal
-from jaxmarshal import _named, api
+from jaxmarshal import api
+from jaxmarshal._reports import names_in_code
 from jaxmarshal.reasons import MANY, reason_for
 
 explain = jaxmarshal.explain
@@ -134,7 +135,7 @@ def test_operators_in_a_function():
     def several(x):
         x += 2
         return [y * y for y in x] or ~x
-    assert set(_named.operators(several)) == {"+", "*", "~"}
+    assert set(names_in_code.operators(several)) == {"+", "*", "~"}
 
 
 def test_all_that_a_function_calls():

@@ -19,7 +19,8 @@ import pytest
 from child import run
 
 import jaxmarshal
-from jaxmarshal import _filtered, fronts
+from jaxmarshal import fronts
+from jaxmarshal._core.entries import filtered
 
 eqx = pytest.importorskip("equinox")
 (FRONT,) = [front for front in fronts.FRONTS if front.library == "equinox"]
@@ -734,11 +735,11 @@ def test_cleared_caches(clear):
     with jaxmarshal.installed():
         for _ in range(3):
             f(x)
-        assert counts()[0] == 1 and _filtered.live_plans(f._cached) == 1
+        assert counts()[0] == 1 and filtered.live_plans(f._cached) == 1
         scale[0] = 3.0
         assert f(x).tolist() == [1.0, 1.0]
         clear(f)
-        assert _filtered.live_plans(f._cached) == 0
+        assert filtered.live_plans(f._cached) == 0
         assert f(x).tolist() == [3.0, 3.0]
 
 
@@ -859,12 +860,12 @@ def test_installing():
     f, x = eqx.filter_jit(lambda x: x + 1), arrays()[0]
     for _ in range(4):
         f(x)
-    assert counts()[0] == 2 and not jaxmarshal._install.installed_names() - {NAME}
+    assert counts()[0] == 2 and not jaxmarshal._jax.patching.installed_names() - {NAME}
     jaxmarshal.uninstall()
     assert vars(cls)["__call__"] is original
     f(x)
     assert counts() == (2, 2)
-    assert not jaxmarshal._jit.uses_plans(f._cached)
+    assert not jaxmarshal._core.entries.jit.uses_plans(f._cached)
 
 
 def test_explain():

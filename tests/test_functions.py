@@ -27,13 +27,15 @@ import pytest
 from child import run_code
 from jax._src.interpreters import pxla
 from observe import observe
-from support import without_jaxmarshal
+from support import shares_memory, without_jaxmarshal
 
 import jaxmarshal
-from jaxmarshal import _functions, _install, _replay, _stats
+from jaxmarshal._core.entries import public_functions, which_functions
+from jaxmarshal._jax import patching
+from jaxmarshal._reports import counting
 
-NAMES = [(module, name) for module, names in _functions._MODULES for name in names]
-NAMES += [(module, name) for module, names in _functions._WITH_DERIVATIVES for name in names]
+NAMES = [(module, name) for module, names in which_functions._MODULES for name in names]
+NAMES += [(module, name) for module, names in which_functions._WITH_DERIVATIVES for name in names]
 PRESENT = [
     (module, name) for module, name in NAMES if hasattr(importlib.import_module(module), name)
 ]
@@ -206,7 +208,7 @@ def test_the_table_has_what_jax_has():
     """Of the names that the installed JAX lacks there are few, and none is there twice."""
     assert len(PRESENT) > 0.95 * len(NAMES)
     assert len(set(NAMES)) == len(NAMES)
-    (entry,) = (entry for entry in _install.ENTRY_POINTS if entry.name == "functions")
+    (entry,) = (entry for entry in patching.ENTRY_POINTS if entry.name == "functions")
     assert entry.active
     assert len(entry.places) > 200
 
@@ -270,6 +272,8 @@ LOOKS = {
 @pytest.mark.parametrize("look", [None, *LOOKS])
 def test_a_look_between_two_steps(look):
     """Who looks at an array on the way decides by it, perhaps: the look is made in each call."""
+    if look in ("memoryview", "DLPack") and not shares_memory():
+        pytest.skip("NOT DONE: numpy reads no memory of this device")
     looks = []
 
     def function(x):
@@ -278,12 +282,12 @@ def test_a_look_between_two_steps(look):
             looks.append(LOOKS[look](y))
         return y + 1
 
-    call = _replay.make_row("functions", function)
+    call = public_functions.make_row("functions", function)
     xs = [array(1), array(2)]
-    before = hits() - _stats.inner()["functions"]["hits"]
+    before = hits() - counting.inner()["functions"]["hits"]
     for i in range(8):
         assert np.array_equal(call(xs[i % 2]), np.asarray(xs[i % 2]) * 2 + 1)
-    found = hits() - _stats.inner()["functions"]["hits"] - before
+    found = hits() - counting.inner()["functions"]["hits"] - before
     assert (len(looks), found > 0) == ((0, True) if look is None else (8, False))
 
 
@@ -295,7 +299,7 @@ def test_the_class_of_arrays_stays_as_it_is():
         seen.append(dict(vars(cls)))
         return x * 2 + 1
 
-    call, before = _replay.make_row("functions", function), dict(vars(cls))
+    call, before = public_functions.make_row("functions", function), dict(vars(cls))
     for _ in range(6):
         call(array(1))
     assert 0 < len(seen) < 6    # then it was recorded
@@ -549,7 +553,7 @@ def test_a_result_that_a_later_step_uses():
         zeros = jnp.zeros(3)
         return zeros, zeros + 1
 
-    call = _replay.make_row("functions", both)
+    call = public_functions.make_row("functions", both)
     before = hits()
     for _ in range(6):
         zeros, ones = call()

@@ -26,17 +26,20 @@ from observe import observe
 from support import without_jaxmarshal
 
 import jaxmarshal
-from jaxmarshal import _fusion, _reference, _replay, _stats
+from jaxmarshal._core.entries import public_functions
+from jaxmarshal._core.replay import fusion
+from jaxmarshal._jax import private
+from jaxmarshal._reports import counting
 
 
 @pytest.fixture(autouse=True)
 def soon():
     """Replays are looked at after two times."""
-    before = _replay.fuse_after(2)
+    before = public_functions.fuse_after(2)
     with jaxmarshal.installed():
         yield
-    _fusion.wait()
-    _replay.fuse_after(before)
+    fusion.wait()
+    public_functions.fuse_after(before)
 
 
 def floats(seed, shape=(3, 4), dtype=np.float32):
@@ -78,7 +81,7 @@ def warm(call, *args):
     """Have it recorded, looked at, and taken in fewer steps."""
     for _ in range(24):
         call(*args)
-    _fusion.wait()
+    fusion.wait()
 
 
 def same(call, *args, context=contextlib.nullcontext):
@@ -204,7 +207,7 @@ def test_it_can_be_switched_off():
     jaxmarshal.install()
     assert dispatches(lambda: x[0]) == 1
     jaxmarshal.uninstall()
-    assert _fusion.allowed()
+    assert fusion.allowed()
 
 
 def test_nobody_hears_of_it(caplog, capfd):
@@ -222,7 +225,7 @@ def test_nobody_hears_of_it(caplog, capfd):
         before = getattr(jax.config, name)
         jax.config.update(name, change)
         try:
-            assert _fusion._is_heard()
+            assert fusion._is_heard()
         finally:
             jax.config.update(name, before)
     jax.monitoring.register_event_duration_secs_listener(listen)
@@ -241,19 +244,19 @@ def test_nobody_hears_of_it(caplog, capfd):
         assert dispatches(lambda: x[1]) == 2
         assert not caplog.records
     with mock.patch.dict(os.environ, XLA_FLAGS="--xla_dump_to=/nowhere"):
-        assert _fusion._is_heard()
-    assert not _fusion._is_heard()
+        assert fusion._is_heard()
+    assert not fusion._is_heard()
 
 
 def test_counts_are_those_of_calls(monkeypatch):
     """What the thread calls counts nowhere."""
-    jobs, fuse = [], _fusion._fuse
-    monkeypatch.setattr(_fusion, "_fuse", jobs.append)
+    jobs, fuse = [], fusion._fuse
+    monkeypatch.setattr(fusion, "_fuse", jobs.append)
     warm(lambda x: x[1], floats(1))
     (job,) = jobs
 
     def work():
-        with _stats.uncounted():
+        with counting.uncounted():
             fuse(job)
 
     before = jaxmarshal.stats()
@@ -305,7 +308,7 @@ def test_what_was_cleared_is_not_used(clear):
     if clear == "clear_caches":
         jax.clear_caches()
     else:
-        _reference.xla_primitive_callable.cache_clear()
+        private.xla_primitive_callable.cache_clear()
         gc.collect()
     assert dispatches(lambda: x[0]) is None
     warm(lambda: x[0])
@@ -319,7 +322,7 @@ def test_nothing_is_kept_alive():
     x = floats(1)
     for _ in range(24):
         y = x[2]
-    _fusion.wait()
+    fusion.wait()
     assert dispatches(lambda x: x[2], x) == 1
     gone = weakref.ref(x), weakref.ref(y)
     del x, y
@@ -362,7 +365,7 @@ def test_from_many_threads():
     for thread in threads:
         thread.join()
     assert not wrong
-    _fusion.wait()
+    fusion.wait()
     x = floats(1)
     assert dispatches(lambda: x[1]) == 1
 
@@ -370,7 +373,7 @@ def test_from_many_threads():
 SCRIPT = """
 import jax.numpy as jnp, os, sys
 import jaxmarshal
-from jaxmarshal import _fusion
+from jaxmarshal._core.replay import fusion
 jaxmarshal.install()
 x = jnp.arange(12.0).reshape(3, 4)
 for i in range(3):
@@ -396,8 +399,8 @@ def test_after_a_fork():
 import warnings
 warnings.simplefilter("ignore")
 if (child := os.fork()) == 0:
-    _fusion.wait()
-    os._exit(0 if _fusion._worker is None else 1)
+    fusion.wait()
+    os._exit(0 if fusion._worker is None else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """)
     done = subprocess.run(

@@ -24,9 +24,9 @@ from samples import device, mesh_of
 from support import aligned, config_updated, counts, named
 
 import jaxmarshal
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 
-REUSE = _reference.REUSE_INPUT
+REUSE = private.REUSE_INPUT
 TARGETS = {
     "default": lambda: None,
     "device": lambda: device(1),
@@ -98,7 +98,7 @@ def enter(x):
     """
     held = [jax.device_put(x, named("x"))]
     if held[0].dtype != x.dtype:
-        held.append(_reference.canonicalize_value(x))
+        held.append(private.canonicalize_value(x))
     return held
 
 
@@ -213,7 +213,7 @@ def test_trap_16_nothing_is_recorded_of_a_stale_entry():
     """Trap 16: what one array became by its entry in JAX's cache says nothing of the next one."""
     def body():
         x = aligned(8, np.complex128)
-        held = _reference.canonicalize_value(x)
+        held = private.canonicalize_value(x)
         with jax.enable_x64(True):
             found = [str(stage(x).aval) for _ in range(3)]
             del held
@@ -408,14 +408,14 @@ import jax, numpy as np, jaxmarshal
 from jax._src import dispatch
 from jax._src.interpreters import pxla
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 devices = jax.devices()
-reuse = _reference.REUSE_INPUT
+reuse = private.REUSE_INPUT
 mesh = jax.sharding.Mesh(np.asarray(devices), ("x",))
 target = {
-    "device": devices[1], "sharding": SingleDeviceSharding(devices[1]),
-    "sharded": NamedSharding(mesh, PartitionSpec("x")), "impl": devices[1],
-    "shard_args": SingleDeviceSharding(devices[1]),
+    "device": devices[-1], "sharding": SingleDeviceSharding(devices[-1]),
+    "sharded": NamedSharding(mesh, PartitionSpec("x")), "impl": devices[-1],
+    "shard_args": SingleDeviceSharding(devices[-1]),
 }.get(name)
 def call(x):
     if name == "shard_args":
@@ -444,7 +444,7 @@ result.append(outcome())
 @pytest.mark.parametrize("devices", ["list", "tuple", "generator", "array"])
 def test_devices_of_a_batched_put(devices):
     """Trap 15: devices in whatever they come: an iterator is used up once, by the reference."""
-    aval = _reference.ShapedArray((8,), np.dtype(np.float32))
+    aval = private.ShapedArray((8,), np.dtype(np.float32))
     make = {
         "list": lambda: [device(0)], "tuple": lambda: (device(0),),
         "generator": lambda: iter([device(0)]), "array": lambda: np.asarray([device(0)]),

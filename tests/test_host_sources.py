@@ -21,10 +21,10 @@ from observe import observe
 from support import aligned, without_jaxmarshal
 
 import jaxmarshal
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 
 pytestmark = pytest.mark.skipif(
-    _reference.stage_primitive is None, reason="this JAX does not stage host data"
+    private.stage_primitive is None, reason="this JAX does not stage host data"
 )
 
 DEVICE = jax.devices()[0]
@@ -194,7 +194,7 @@ def test_trap_16_a_stale_conversion(name):
         for _ in range(6):
             same(call, np.zeros(16, dtype))
         h = np.arange(8).astype(wide)
-        kept = _reference.canonicalize_value(h)    # as a sharded result may keep it
+        kept = private.canonicalize_value(h)    # as a sharded result may keep it
         h.dtype = dtype
         with jaxmarshal.uninstalled():
             expected = observe(call, h)

@@ -19,7 +19,8 @@ from jax._src import dispatch
 from support import JAX
 
 import jaxmarshal
-from jaxmarshal import _fusion, _replay
+from jaxmarshal._core.entries import public_functions
+from jaxmarshal._core.replay import fusion
 
 ROWS = 40
 SHAPES = [(ROWS,), (ROWS, 3), (ROWS, 1, 2), (2,), (2, 5), (ROWS, 0)]
@@ -226,17 +227,17 @@ def test_updates_that_come_once():
 
 def test_fused_updates():
     """The same with the steps as one."""
-    before = _replay.fuse_after(5)
+    before = public_functions.fuse_after(5)
     try:
         x = array((30, 4), np.int32)
         for call in (lambda x, i: x.at[i].set(7), lambda x, i: x.at[i : i + 2, 3].add(1)):
             for i in range(25):
                 call(x, i)
-            _fusion.wait()
+            fusion.wait()
             for i in range(30):
                 same(call, x, i, turns=1)
     finally:
-        _replay.fuse_after(before)
+        public_functions.fuse_after(before)
 
 
 def test_wrong_calls_of_updates():
@@ -275,15 +276,15 @@ def test_rows_that_come_once():
 @pytest.mark.parametrize("shape", [(300,), (300, 4)], ids=str)
 def test_fused(shape):
     """The same with the steps as one."""
-    before = _replay.fuse_after(5)
+    before = public_functions.fuse_after(5)
     try:
         x = array(shape)
         for i in range(40):
             x[i]
-        _fusion.wait()
+        fusion.wait()
         all_same(getitem, x, range(300))
     finally:
-        _replay.fuse_after(before)
+        public_functions.fuse_after(before)
 
 
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 3)], ids=str)
@@ -377,7 +378,7 @@ def test_an_int_that_python_decides_by():
         lambda x, i: x[i + 1], lambda x, i: x[i].reshape((1,) * (i % 3)),
     )  # fmt: skip
     for function in functions:
-        call = _replay.make_row("functions", function)
+        call = public_functions.make_row("functions", function)
         x = array((ROWS,))
         for i in (*range(40), *range(40)):
             assert np.array_equal(call(x, i), function(x, i), equal_nan=True)
@@ -390,7 +391,7 @@ def test_an_int_that_python_computes_with(name):
         "an index": lambda x, i: x[i], "a float beside it": lambda x, i: x[i] * (i + 0.5),
         "another int": lambda x, i: x[i] - x[(i + 1) % ROWS],
     }[name]  # fmt: skip
-    call = _replay.make_row("functions", function, with_index=True)
+    call = public_functions.make_row("functions", function, with_index=True)
     x = array((ROWS,))
     before = jaxmarshal.stats()["functions"]["hits"]
     for i in (*range(ROWS), *range(ROWS)):

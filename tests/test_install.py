@@ -18,11 +18,12 @@ import pytest
 from child import run_code
 
 import jaxmarshal
-from jaxmarshal import _install, _reference, fronts
+from jaxmarshal import fronts
+from jaxmarshal._jax import patching, private
 
-ORIGINALS = {entry.name: entry.original for entry in _install.ENTRY_POINTS}
-ACCELERATED = {entry.name: entry.accelerated for entry in _install.ENTRY_POINTS}
-PLACES = [place for entry in _install.ENTRY_POINTS for place in entry.places]
+ORIGINALS = {entry.name: entry.original for entry in patching.ENTRY_POINTS}
+ACCELERATED = {entry.name: entry.accelerated for entry in patching.ENTRY_POINTS}
+PLACES = [place for entry in patching.ENTRY_POINTS for place in entry.places]
 ALL = set(ORIGINALS)
 
 
@@ -39,7 +40,7 @@ def snapshot():
         for name, module in list(sys.modules.items())
         if name.partition(".")[0] in ("jax", "jaxlib") and isinstance(module, types.ModuleType)
     }
-    found["device_put_p"] = dict(vars(_reference.device_put_primitive))
+    found["device_put_p"] = dict(vars(private.device_put_primitive))
     for holder in {place.holder for place in PLACES} - {None}:
         found[holder.__name__] = dict(vars(holder))
     return found
@@ -84,7 +85,7 @@ def test_install_changes_nothing_else():
     """Nothing but the entry points differs while installed."""
     before = snapshot()
     functions = [place.original for place in PLACES if place.holder is None]
-    functions.append(_reference.fastpath_data)    # noted while jitted functions are accelerated
+    functions.append(private.fastpath_data)    # noted while jitted functions are accelerated
     classes = {place.holder.__name__ for place in PLACES if place.holder}
     expected = {held for held in set().union(*map(holders, functions)) if held[0] not in classes}
     expected |= {(place.holder.__name__, place.attribute) for place in PLACES if place.holder}
@@ -123,13 +124,13 @@ def test_only(name):
     """One entry point alone; others can be added later, and a string is one name."""
     for only in (name, [name], iter((name,))):
         jaxmarshal.install(only)
-        assert _install.installed_names() == {name}
+        assert patching.installed_names() == {name}
         assert holders(ORIGINALS[name]) == set()
         assert all(holders(ORIGINALS[other]) for other in ALL - {name})
         jaxmarshal.uninstall()
     jaxmarshal.install(name)
     jaxmarshal.install()
-    assert _install.installed_names() == ALL
+    assert patching.installed_names() == ALL
 
 
 @pytest.mark.parametrize("only", ["nonsense", ["device_put", "nonsense"]], ids=repr)
@@ -152,7 +153,7 @@ def test_calls_go_through_what_is_installed():
     with jaxmarshal.installed():
         first, second = jax.device_put(data), jax.device_put(data)
         assert jaxmarshal.stats()["device_put"]["hits"] == 1
-        p = _reference.device_put_primitive
+        p = private.device_put_primitive
         keywords = {
             "devices": (jax.devices()[1],), "srcs": (None,),
             "copy_semantics": (jax._src.dispatch.ArrayCopySemantics.REUSE_INPUT,),
@@ -172,11 +173,11 @@ def test_nested_contexts():
     before = snapshot()
     with jaxmarshal.installed("device_put"):
         with jaxmarshal.installed("device_put"), jaxmarshal.installed():
-            assert _install.installed_names() == ALL
-        assert _install.installed_names() == {"device_put"}
+            assert patching.installed_names() == ALL
+        assert patching.installed_names() == {"device_put"}
         with jaxmarshal.installed("batched_device_put_impl"):
-            assert _install.installed_names() == {"device_put", "batched_device_put_impl"}
-        assert _install.installed_names() == {"device_put"}
+            assert patching.installed_names() == {"device_put", "batched_device_put_impl"}
+        assert patching.installed_names() == {"device_put"}
     assert differences(before, snapshot()) == set()
 
 
@@ -184,14 +185,14 @@ def test_a_context_inside_an_installation():
     """What was installed before stays so; what was not is restored."""
     jaxmarshal.install("device_put")
     with jaxmarshal.installed():
-        assert _install.installed_names() == ALL
+        assert patching.installed_names() == ALL
         jaxmarshal.uninstall()
-        assert _install.installed_names() == set()
-    assert _install.installed_names() == {"device_put"}
+        assert patching.installed_names() == set()
+    assert patching.installed_names() == {"device_put"}
     jaxmarshal.uninstall()
     with jaxmarshal.installed("device_put"):
         jaxmarshal.install()
-    assert _install.installed_names() == set()
+    assert patching.installed_names() == set()
 
 
 def test_an_exception_inside_a_context():
@@ -214,7 +215,7 @@ def test_contexts_of_two_threads_overlap():
         with jaxmarshal.installed():
             entered.set()
             leave.wait(60)
-            seen.append(_install.installed_names())
+            seen.append(patching.installed_names())
 
     with jaxmarshal.installed("device_put"):
         thread = threading.Thread(target=other)
@@ -326,7 +327,7 @@ def test_a_real_module_imported_while_installed():
         """
         import importlib, sys
         import jaxmarshal
-        from jaxmarshal import _install
+        from jaxmarshal._jax import patching
 
         late = [
             name for name in ("jax.experimental.sparse", "jax.experimental.array_serialization",
@@ -343,7 +344,7 @@ def test_a_real_module_imported_while_installed():
         jaxmarshal.uninstall()
         for name, module in list(sys.modules.items()):
             if name.startswith("jax."):
-                for entry in _install.ENTRY_POINTS:
+                for entry in patching.ENTRY_POINTS:
                     assert not any(v is entry.accelerated for v in vars(module).values()), name
         """
     )
@@ -383,7 +384,7 @@ def test_the_switch_is_on_otherwise(value, monkeypatch, caplog):
     """Other values change nothing."""
     monkeypatch.setenv("JAXMARSHAL", value)
     jaxmarshal.install()
-    assert _install.installed_names() == ALL
+    assert patching.installed_names() == ALL
     assert caplog.records == []
 
 
@@ -416,13 +417,13 @@ def test_auto_installs_once():
     importlib.import_module("jaxmarshal.auto")
     jaxmarshal.uninstall()
     importlib.import_module("jaxmarshal.auto")
-    assert _install.installed_names() == set()
+    assert patching.installed_names() == set()
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in _install.ENTRY_POINTS if entry.active])
+@pytest.mark.parametrize("name", [entry.name for entry in patching.ENTRY_POINTS if entry.active])
 def test_what_stands_in_has_the_attributes_of_the_original(name):
     """Caches are cleared and counted through it; methods show the same name and signature."""
-    (entry,) = [entry for entry in _install.ENTRY_POINTS if entry.name == name]
+    (entry,) = [entry for entry in patching.ENTRY_POINTS if entry.name == name]
     public = {n for n in dir(entry.original) if not n.startswith("_")}
     assert public <= set(dir(entry.accelerated))
     assert isinstance(entry.accelerated, Callable)    # by its class, as checkers of types ask

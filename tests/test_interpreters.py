@@ -39,7 +39,7 @@ SUBINTERPRETER = """
 
 IMPORT = r"""
 import sys
-for module in ("jaxmarshal", "jaxmarshal.auto", "jaxmarshal._tree"):
+for module in ("jaxmarshal", "jaxmarshal.auto", "jaxmarshal._core.values.trees"):
     try:
         __import__(module)
         print("imported", module)

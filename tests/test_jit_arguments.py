@@ -13,7 +13,8 @@ from observe import observe
 from support import aligned, column_major, literal
 from twins import Twins, jit_counts
 
-from jaxmarshal import _layout, _reference
+from jaxmarshal._core.values import array_words
+from jaxmarshal._jax import private
 
 # --- 5: not plain calls --------------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ def test_trap_5_donated_arguments():
     gone = [observe(f, x) for f, x in zip((twins.plain, twins.fast), before, strict=True)]
     assert gone[0] == gone[1] and gone[0][0][0] == "raised"
     # Where no word tells it, the plan's error is that of jaxlib's C++, unless that looks before.
-    found = _layout.describe()["data"] is not None or _reference.looks_for_donated
+    found = array_words.describe()["data"] is not None or private.looks_for_donated
     assert jit_counts() == (0, {"deleted": 1} if found else {})
 
 

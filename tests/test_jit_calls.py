@@ -20,7 +20,7 @@ from recipes import Layer, Node
 from twins import Twins, jit_counts
 
 import jaxmarshal
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 
 # --- Structures ----------------------------------------------------------------------------------
 
@@ -299,13 +299,13 @@ result = [seen[:4], seen[4:]]
 @pytest.mark.skipif(LAYOUT_OFF, reason="the object layout is switched off")
 def test_results_are_fast_arguments():
     """Results have a proven layout, so that the next call compares words alone."""
-    from jaxmarshal import _layout
+    from jaxmarshal._core.values import array_words
 
     function = jaxmarshal.jit(lambda x: x + 1)
     x = jnp.ones((3, 4))
     for _ in range(3):
         x = function(x)
-        assert _layout.read(x)["default_layout_proven"]
+        assert array_words.read(x)["default_layout_proven"]
 
 
 def test_feedback():
@@ -359,10 +359,10 @@ def test_uninstalling_turns_plans_off():
     jaxmarshal.install("jit")
     by_install(x)
     assert jit_counts() == (1, {})
-    assert jax.jit is _reference.jit and pjit._cpp_pjit is not _reference.cpp_pjit
+    assert jax.jit is private.jit and pjit._cpp_pjit is not private.cpp_pjit
     jaxmarshal.uninstall()
-    assert pjit._cpp_pjit is _reference.cpp_pjit
-    assert type(jax.jit(lambda x: x)) is _reference.PjitFunction
+    assert pjit._cpp_pjit is private.cpp_pjit
+    assert type(jax.jit(lambda x: x)) is private.PjitFunction
 
 
 def test_only_jit():
@@ -377,7 +377,7 @@ def test_only_jit():
         function(x)
         assert jit_counts() == (1, {"not_recorded": 1})
     with jaxmarshal.installed("device_put"):
-        assert type(jax.jit(lambda x: x)) is _reference.PjitFunction
+        assert type(jax.jit(lambda x: x)) is private.PjitFunction
 
 
 def test_every_door_to_jit():

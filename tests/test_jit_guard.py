@@ -19,7 +19,7 @@ from support import ADDRESSES_COME_BACK, column_major, config_updated
 from twins import Twins, jit_counts
 
 import jaxmarshal
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 
 # --- 1: the layout of the data -------------------------------------------------------------------
 
@@ -148,9 +148,9 @@ def test_trap_2_arguments_are_not_kept_alive():
 def test_trap_3_equal_avals_are_adopted():
     """Trap 3: avals and shardings are not interned; equal ones match and are remembered."""
     twins = Twins(add_one)
-    warm(twins, lambda: (_reference.device_put(np.zeros(4, np.float32)),))
+    warm(twins, lambda: (private.device_put(np.zeros(4, np.float32)),))
     for _ in range(5):
-        twins(lambda: (_reference.device_put(np.zeros(4, np.float32)),))
+        twins(lambda: (private.device_put(np.zeros(4, np.float32)),))
     assert jit_counts() == (5, {})
 
 
@@ -256,6 +256,8 @@ def matmul():
 def test_trap_4_recorded_contexts(name):
     """Trap 4: what was recorded in one configuration is used in that one only, and there again."""
     context = {**CONTEXTS, **EVERYWHERE, **NEVER_RECORDED}[name]
+    if name == "set_mesh" and len(jax.devices()) == 1:
+        pytest.skip("NOT DONE: needs several devices; a mesh of one is none to a program")
     twins = Twins(matmul)
     args = (jax.device_put(DATA),)
     warm(twins, lambda: args)

@@ -19,10 +19,11 @@ from child import run_code, said
 from support import counts, transfer_log, without_jaxmarshal
 
 import jaxmarshal
-from jaxmarshal import _jit, _jit_record, _reference
+from jaxmarshal._core.entries import jit, jit_recorder
+from jaxmarshal._jax import private
 
 X = np.arange(1, 5, dtype=np.float32)
-PjitFunction = _reference.PjitFunction
+PjitFunction = private.PjitFunction
 
 
 def adding(value):
@@ -67,7 +68,7 @@ def test_functions_of_before():
     warm(x)
     with jaxmarshal.installed():
         for function in (warm, cold):
-            assert _jit.uses_plans(function)
+            assert jit.uses_plans(function)
             jaxmarshal.reset_stats()
             for _ in range(4):
                 assert function(x).tolist() == (-X).tolist()
@@ -75,7 +76,7 @@ def test_functions_of_before():
             misses = 1 if function is cold else 2
             assert jit_counts() == (4 - misses, {"not_recorded": misses})
             assert function._cache_size() == 1
-    assert not _jit.uses_plans(warm)
+    assert not jit.uses_plans(warm)
     warm(x)
     assert jit_counts() == (0, {})
 
@@ -209,16 +210,16 @@ def test_under_a_profiler_first(tmp_path):
 
 def test_uninstalling_puts_everything_back():
     """Pointers and the two hooks are those of before, also after several rounds."""
-    pjit = _reference.pjit
+    pjit = private.pjit
     gc.collect()    # functions of `jaxmarshal.jit`, which are there for good
     before = (pjit._cpp_pjit, pjit._get_fastpath_data, vars(PjitFunction)["_clear_cache"])
     functions = [jax.jit(jax.lax.neg) for _ in range(3)]
     for _ in range(2):
         jaxmarshal.install()
-        assert all(_jit.uses_plans(function) for function in functions)
+        assert all(jit.uses_plans(function) for function in functions)
         jaxmarshal.uninstall()
         gc.collect()
-        assert not any(_jit.uses_plans(function) for function in functions)
+        assert not any(jit.uses_plans(function) for function in functions)
         assert (
             pjit._cpp_pjit, pjit._get_fastpath_data, vars(PjitFunction)["_clear_cache"]
         ) == before  # fmt: skip
@@ -226,11 +227,11 @@ def test_uninstalling_puts_everything_back():
 
 def test_trap_15_somebody_else_notes_what_jaxlib_keeps():
     """A mock is called as in plain JAX; afterwards calls are recorded at once, as before."""
-    pjit, kept = _reference.pjit, []
+    pjit, kept = private.pjit, []
     gc.collect()
     jaxmarshal.uninstall()
     x, original = jax.device_put(X), pjit._get_fastpath_data
-    for put_back in (original, _reference.fastpath_data, _jit_record.note_fastpath_data):
+    for put_back in (original, private.fastpath_data, jit_recorder.note_fastpath_data):
 
         def mock(*args):
             kept.append(original(*args))
@@ -256,10 +257,10 @@ def test_trap_15_somebody_else_notes_what_jaxlib_keeps():
 #: The last function dies, and while jaxmarshal sees to it another one is made.
 WHILE_ONE_DIES = """
 import gc, jax, jaxmarshal
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 
 x = jax.numpy.zeros(3)
-ask, made = _reference.infer_params_cache, []
+ask, made = private.infer_params_cache, []
 
 def ask_and_make(*args):
     if made == []:
@@ -270,11 +271,11 @@ def ask_and_make(*args):
 function = jaxmarshal.jit(lambda x: x + 1)
 function(x)
 gc.collect()
-_reference.infer_params_cache = ask_and_make
+private.infer_params_cache = ask_and_make
 del function
 gc.collect()
-_reference.infer_params_cache = ask
-result = [made != [], _reference.pjit._get_fastpath_data is _reference.fastpath_data]
+private.infer_params_cache = ask
+result = [made != [], private.pjit._get_fastpath_data is private.fastpath_data]
 made[0](x)
 jaxmarshal.reset_stats()
 made[0](x)
@@ -337,7 +338,7 @@ def test_trap_11_relatives_are_cleared_after_everything_was_forgotten(kind, stat
 #: Ctrl-C ends what jaxmarshal does when it has accelerated its first function.
 INTERRUPTED = """
 import jax, jaxmarshal
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 
 x = jax.numpy.zeros(3)
 held = [1]
@@ -348,13 +349,13 @@ with jaxmarshal.installed():
         function(x)
 held[0] += 1
 function.clear_cache()    # nobody hears of it
-ask = _reference.infer_params_cache
+ask = private.infer_params_cache
 
 def interrupted(*args):
-    _reference.infer_params_cache = ask
+    private.infer_params_cache = ask
     raise KeyboardInterrupt
 
-_reference.infer_params_cache = interrupted
+private.infer_params_cache = interrupted
 result = []
 try:
     jaxmarshal.install()
@@ -398,12 +399,12 @@ def test_made_without_init_and_copied():
     """An object of the type that is no function, and copies of one that is."""
     bare = PjitFunction.__new__(PjitFunction)
     with jaxmarshal.installed():
-        assert not _jit.uses_plans(bare)
+        assert not jit.uses_plans(bare)
         function = jax.jit(jax.lax.neg)
         copied = copy.copy(function)
         for _ in range(3):
             assert function(X).tolist() == copied(X).tolist() == (-X).tolist()
-        assert type(copied) is PjitFunction and not _jit.uses_plans(copied)
+        assert type(copied) is PjitFunction and not jit.uses_plans(copied)
 
 
 def test_ends_in_order():

@@ -16,7 +16,7 @@ from support import DEBUG, JAX
 from twins import Twins, jit_counts
 
 import jaxmarshal
-from jaxmarshal import _counters
+from jaxmarshal._core.values import live_objects
 
 # --- 11: lifetimes -------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ def test_trap_11_counters_of_plans(how):
     """Trap 11: when functions with plans have died, or were cleared, no plan is left."""
     def plans():
         gc.collect()
-        return _counters.snapshot()["live_plans"]
+        return live_objects.snapshot()["live_plans"]
 
     arrays = [jax.device_put(np.ones(n, np.float32)) for n in range(1, 7)]
     before = plans()

@@ -81,8 +81,9 @@ def test_trap_6_arguments_that_are_moved():
 
 def test_trap_6_other_backends_and_devices_of_jit():
     """Trap 6: the options `device` and `backend`, which are deprecated, still place the call."""
+    third = jax.devices()[2]
     with pytest.warns(DeprecationWarning):
-        twins = Twins(add_one, device=jax.devices()[2])
+        twins = Twins(add_one, device=third)
     with pytest.warns(DeprecationWarning):
         backend = Twins(add_one, backend="cpu")
     for _ in range(3):

@@ -22,7 +22,7 @@ from jax.export import export
 from twins import Twins, jit_counts, without_addresses
 
 import jaxmarshal
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 
 X = np.arange(3, dtype=np.float32)
 
@@ -93,7 +93,7 @@ def test_kinds():
     """`isinstance` and the protocol of `jax.stages.Wrapped`; equality and hash by identity."""
     plain, fast = both(lambda: documented)
     other = jaxmarshal.jit(documented)
-    assert isinstance(fast, type(plain)) and isinstance(fast, _reference.PjitFunction)
+    assert isinstance(fast, type(plain)) and isinstance(fast, private.PjitFunction)
     assert isinstance(fast, jax.stages.Wrapped) and isinstance(plain, jax.stages.Wrapped)
     assert not isinstance(fast, types.FunctionType) and not isinstance(fast, jax.stages.Compiled)
     assert type(fast) is type(other)
@@ -302,7 +302,7 @@ def test_copies_and_pickles():
             )
     for make in (copy.copy, lambda f: cloudpickle.loads(cloudpickle.dumps(f))):
         made = make(fast)
-        assert isinstance(made, _reference.PjitFunction)
+        assert isinstance(made, private.PjitFunction)
         for name in ("__name__", "__wrapped__", "_fun", "_jit_info"):
             assert hasattr(made, name) == hasattr(make(plain), name)
         for _ in range(2):
@@ -375,7 +375,7 @@ def test_installed_functions_are_alike():
     with jaxmarshal.installed("jit"):
         function = jax.jit(documented)
         assert type(function) is type(jaxmarshal.jit(documented))
-        assert isinstance(function, _reference.PjitFunction)
+        assert isinstance(function, private.PjitFunction)
         assert inspect.signature(jax.jit) == inspect.signature(jaxmarshal.jit)
         assert export(function)(jnp.asarray(X)).fun_name == "documented"
     assert repr(function) == repr(jax.jit(documented))

@@ -14,7 +14,7 @@ import pytest
 from twins import Twins, jit_counts
 
 import jaxmarshal
-from jaxmarshal import _jit_ask
+from jaxmarshal._core.entries import jit_probe
 
 X = np.arange(3, dtype=np.float32)
 
@@ -256,7 +256,7 @@ def test_by_position_by_name_and_by_default(options):
         twins(lambda args=args: args, lambda kwargs=kwargs: kwargs)
     state = twins.plain.__getstate__()
     numbers, names = state["static_argnums"], state["static_argnames"]
-    assert _jit_ask.static_arguments(twins.fast) == (set(numbers), set(names))
+    assert jit_probe.static_arguments(twins.fast) == (set(numbers), set(names))
     for args, kwargs in calls:
         one = Twins(make, **options)
         one(lambda args=args: args, lambda kwargs=kwargs: kwargs)

@@ -19,7 +19,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from support import imported
 
-from jaxmarshal import _layout, _samples
+from jaxmarshal._core.values import array_words, layout_samples
 
 P = PartitionSpec
 WORDS = ["aval", "dtype", "sharding", "committed", "buffer"]
@@ -123,7 +123,7 @@ def is_row_major(array):
 
 def assert_words(array):
     """Every word equals the public attribute; objects are the same objects."""
-    words = _layout.read(array)
+    words = array_words.read(array)
     assert words["aval"] is array.aval
     assert words["dtype"] is array.dtype
     assert words["sharding"] is array.sharding
@@ -177,8 +177,8 @@ def test_a_donated_array():
 
 def finds_donated():
     """Can a word tell that an array of the default backend was donated?"""
-    _layout.read(jnp.zeros(3))
-    return _layout.describe()["data"] is not None
+    array_words.read(jnp.zeros(3))
+    return array_words.describe()["data"] is not None
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -199,28 +199,28 @@ def test_data_deleted_through_another_array(name):
 def test_words_change_with_the_array():
     """Nothing about an array is remembered: deletion is seen at once."""
     array = jnp.arange(4)
-    assert _layout.read(array)["deleted"] is False
+    assert array_words.read(array)["deleted"] is False
     array.delete()
-    assert _layout.read(array)["deleted"] is True
+    assert array_words.read(array)["deleted"] is True
 
 
 @pytest.mark.parametrize("value", [np.zeros(3), 1.0, None, "text", jax.random.key(0)], ids=repr)
 def test_only_array_impl_is_read(value):
     """Offsets mean nothing in other objects."""
     with pytest.raises(TypeError, match="expected an ArrayImpl"):
-        _layout.read(value)
+        array_words.read(value)
 
 
 def test_tracers_are_not_read():
     """A tracer is no ArrayImpl, whatever `isinstance` says."""
     with pytest.raises(TypeError, match=r"expected an ArrayImpl, got .*Tracer"):
-        jax.jit(_layout.read)(1.0)
+        jax.jit(array_words.read)(1.0)
 
 
 def test_describe():
     """On the supported versions every word is found, inside the object and without a note."""
-    _layout.read(jnp.zeros(3))
-    facts = _layout.describe()
+    array_words.read(jnp.zeros(3))
+    facts = array_words.describe()
     assert facts["calibrated"] is True
     if LAYOUT_OFF:
         assert [facts[word] for word in WORDS] == [None] * len(WORDS)
@@ -240,9 +240,9 @@ def test_describe():
 
 def test_recalibration_finds_the_same_words():
     """Searching again changes nothing and leaves no array alive."""
-    _layout.read(jnp.zeros(3))
-    before, arrays = _layout.describe(), len(jax.live_arrays())
-    after = _layout.recalibrate()
+    array_words.read(jnp.zeros(3))
+    before, arrays = array_words.describe(), len(jax.live_arrays())
+    after = array_words.recalibrate()
     assert {word: after[word] for word in WORDS} == {word: before[word] for word in WORDS}
     assert len(jax.live_arrays()) == arrays
     assert_words(jnp.zeros(3))
@@ -255,7 +255,7 @@ def test_calibration_does_not_depend_on_the_heap():
         blocks.append(bytearray(100 + 37 * i % 300))
         if i % 3 == 0:
             del blocks[::7]
-        found.append(_layout.recalibrate())
+        found.append(array_words.recalibrate())
     assert all(facts["notes"] == found[0]["notes"] for facts in found)
     assert {bool(facts["data_layout"]) for facts in found} == {not LAYOUT_OFF}
 
@@ -276,8 +276,8 @@ def fill_free_memory(byte):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the C library of Linux")
 def test_calibration_does_not_depend_on_what_memory_held(monkeypatch):
     """A word that no buffer writes to, set in column-major samples alone, is not taken for one."""
-    usual = _layout.recalibrate()["data_layout"]
-    samples = _samples.by_data_layout
+    usual = array_words.recalibrate()["data_layout"]
+    samples = layout_samples.by_data_layout
 
     def from_other_memory(device):
         fill_free_memory(0xFF)
@@ -285,14 +285,14 @@ def test_calibration_does_not_depend_on_what_memory_held(monkeypatch):
         fill_free_memory(0)
         return found
 
-    monkeypatch.setattr(_samples, "by_data_layout", from_other_memory)
+    monkeypatch.setattr(layout_samples, "by_data_layout", from_other_memory)
     try:
-        assert _layout.recalibrate()["data_layout"] == usual
+        assert array_words.recalibrate()["data_layout"] == usual
         fill_free_memory(0xFF)
-        assert _layout.read(jnp.zeros(4))["default_layout_proven"] is not LAYOUT_OFF
+        assert array_words.read(jnp.zeros(4))["default_layout_proven"] is not LAYOUT_OFF
     finally:
         monkeypatch.undo()
-        _layout.recalibrate()
+        array_words.recalibrate()
 
 
 def test_threads():
@@ -314,7 +314,7 @@ def test_threads():
     for thread in threads:
         thread.start()
     for _ in range(10):
-        _layout.recalibrate()
+        array_words.recalibrate()
     stop.set()
     for thread in threads:
         thread.join()
@@ -326,9 +326,9 @@ REPORT = """
     import jax.numpy as jnp
     import numpy as np
     from jax.experimental.layout import Format, Layout
-    from jaxmarshal import _layout
+    from jaxmarshal._core.values import array_words
 
-    assert _layout.describe()["calibrated"] is False
+    assert array_words.describe()["calibrated"] is False
     gone = jnp.arange(3)
     gone.delete()
     column_major = Format(Layout((1, 0)), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
@@ -336,7 +336,7 @@ REPORT = """
         jnp.zeros(3), jax.device_put(1.0), jax.device_put(np.zeros((2, 2)), jax.devices()[-1]),
         jax.device_put(jnp.zeros((2, 3)), column_major), gone,
     ):
-        words = _layout.read(array)
+        words = array_words.read(array)
         del words["default_layout_proven"]
         print({name: str(word) for name, word in words.items()})
 """
@@ -358,7 +358,7 @@ def test_the_switch_changes_no_answer(count):
 CONTEXTS = """
     import contextlib, sys
     import jax, numpy as np
-    from jaxmarshal import _layout
+    from jaxmarshal._core.values import array_words
 
     array = jax.device_put(np.zeros((2, 3), np.float32))
     mesh = jax.sharding.Mesh(jax.devices(), ("x",))
@@ -366,14 +366,14 @@ CONTEXTS = """
 
     def calibrate(context, by_compiling=bool(int(sys.argv[1]))):
         with context:
-            _layout.recalibrate(by_compiling)
-        results.append(_layout.describe())
-        assert _layout.read(array)["default_layout"]
+            array_words.recalibrate(by_compiling)
+        results.append(array_words.describe())
+        assert array_words.read(array)["default_layout"]
 
     calibrate(contextlib.nullcontext())
     for context in (
         jax.transfer_guard("disallow"), jax.transfer_guard("disallow_explicit"),
-        jax.default_device(jax.devices()[2]), jax.enable_x64(True), jax.debug_nans(True),
+        jax.default_device(jax.devices()[-1]), jax.enable_x64(True), jax.debug_nans(True),
         jax.disable_jit(), jax.no_execution(True),
         jax.sharding.use_abstract_mesh(mesh.abstract_mesh), jax.set_mesh(mesh),
         jax.log_compiles(False), jax.checking_leaks(),
@@ -416,22 +416,22 @@ def _compiled_events(run):
 @pytest.mark.skipif(LAYOUT_OFF, reason="nothing is calibrated")
 def test_trap_14_compiled_samples_touch_nothing(capfd):
     """Trap 14: samples by a small program leave no array, no event, no line, no change of flags."""
-    _layout.read(jnp.zeros(3))
+    array_words.read(jnp.zeros(3))
     gc.collect()
     arrays, context = len(jax.live_arrays()), jax._src.config.trace_context()
     capfd.readouterr()
     with jax.log_compiles(True):
-        heard = _compiled_events(lambda: _layout.recalibrate(by_compiling=True))
+        heard = _compiled_events(lambda: array_words.recalibrate(by_compiling=True))
     assert heard == []
     assert capfd.readouterr() == ("", "")
     assert len(jax.live_arrays()) == arrays
     assert jax._src.config.trace_context() == context
-    facts = _layout.describe()
+    facts = array_words.describe()
     assert facts["data_layout"] and facts["notes"] == []
 
 
 @pytest.mark.skipif(LAYOUT_OFF, reason="nothing is calibrated")
 def test_both_kinds_of_samples_find_the_same():
     """DLPack imports and results of a program are in the same words."""
-    by_import = _layout.recalibrate()["data_layout"]
-    assert _layout.recalibrate(by_compiling=True)["data_layout"] == by_import
+    by_import = array_words.recalibrate()["data_layout"]
+    assert array_words.recalibrate(by_compiling=True)["data_layout"] == by_import

@@ -12,7 +12,9 @@ import pytest
 from child import run_code
 
 import jaxmarshal
-from jaxmarshal import _extension, _install, api
+from jaxmarshal import api
+from jaxmarshal._jax import patching
+from jaxmarshal._reports import magics
 
 pytestmark = pytest.mark.commands
 
@@ -32,11 +34,11 @@ SHELL = """
         return result.result
 
     import jax, jax.numpy as jnp
-    from jaxmarshal import _install
+    from jaxmarshal._jax import patching
     before = jnp.zeros
     assert cell("import jax.numpy as jnp") is None
     assert cell("%load_ext jaxmarshal") is None
-    assert not _install.installed_names()
+    assert not patching.installed_names()
 """
 
 
@@ -80,10 +82,10 @@ def test_the_cell_magic(tmp_path):
     assert (row.call, row.calls, row.fast) == ("x[...]", 1, 1), found
     assert found.plain > 0 and found.fast > 0 and found.runs >= 1
     assert "times as fast" in str(found) and "<table>" in found._repr_html_()
-    assert not _install.installed_names()
+    assert not patching.installed_names()
     error = shell.run_cell("%%jaxmarshal\\n1 / 0").error_in_exec
     assert isinstance(error, ZeroDivisionError)
-    assert not _install.installed_names()
+    assert not patching.installed_names()
     assert shell.run_cell("%%jaxmarshal -n 3\\n1").error_in_exec is not None
     found = cell("%%jaxmarshal\\nq = 5; print('hi')")
     assert "times as fast" not in str(found), found
@@ -131,23 +133,23 @@ def test_a_comparison():
     x = jnp.arange(3.0)
 
     def run():
-        seen.add(len(_install.installed_names()))
+        seen.add(len(patching.installed_names()))
         # Not `x[0]`: a class that changed a thousand times has no version for 3.12 and 3.13, and
         # their interpreter then calls the method that it has met there before.
         operator.getitem(x, 0)
 
-    found = _extension.compare(run)
-    active = {entry.name for entry in _install.ENTRY_POINTS if entry.active}
+    found = magics.compare(run)
+    active = {entry.name for entry in patching.ENTRY_POINTS if entry.active}
     assert seen == {0, len(active)}
     (row,) = found.report.rows
     assert (row.entry_point, row.calls) == ("getitem", 1)
-    assert _install.installed_names() == frozenset()
+    assert patching.installed_names() == frozenset()
 
 
 def test_a_cell_without_calls(monkeypatch):
     """There is no ratio of what jaxmarshal has no part in."""
-    monkeypatch.setattr(_extension, "SECONDS", 0.01)
-    found = _extension.compare(lambda: None)
+    monkeypatch.setattr(magics, "SECONDS", 0.01)
+    found = magics.compare(lambda: None)
     for text in (str(found), found._repr_html_()):
         assert "nothing to compare" in text and "times as fast" not in text
     assert found.plain > 0 and found.fast > 0
@@ -156,7 +158,7 @@ def test_a_cell_without_calls(monkeypatch):
 @pytest.mark.parametrize("resets", [False, True])
 def test_the_counts_of_the_session(monkeypatch, resets):
     """The runs of a comparison are not in them, nor what is counted before lost; unless reset."""
-    monkeypatch.setattr(_extension, "SECONDS", 0.01)
+    monkeypatch.setattr(magics, "SECONDS", 0.01)
     x = jnp.arange(3.0)
 
     def run():
@@ -169,7 +171,7 @@ def test_the_counts_of_the_session(monkeypatch, resets):
             x[0]
         before = jaxmarshal.stats(), str(jaxmarshal.report())
         assert before[0]["getitem"]["hits"] + before[0]["getitem"]["misses"] >= 5
-        assert _extension.compare(run).plain > 0
+        assert magics.compare(run).plain > 0
         if resets:
             assert not any(count["hits"] + count["misses"] for count in jaxmarshal.stats().values())
         else:
@@ -186,4 +188,4 @@ def test_the_counts_of_the_session(monkeypatch, resets):
 )
 def test_times(seconds, text):
     """A time in the unit that gives it one to three digits before the point."""
-    assert _extension._time(seconds) == text
+    assert magics._time(seconds) == text

@@ -139,14 +139,14 @@ def matrix():
 
 def test_supported_versions():
     """The README, the classifiers and the wheels name the versions that the matrix runs."""
-    from jaxmarshal import _reference
+    from jaxmarshal._jax import private
 
     text = (REPOSITORY / "README.md").read_text()
     section = text.partition("## Supported versions\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \|$", section, re.MULTILINE)
     assert [(jax, python) for python, jax in rows] == list(matrix().items())
     low, high = (
-        ".".join(map(str, bound)) for bound in (_reference.LOWER_BOUND, _reference.UPPER_BOUND)
+        ".".join(map(str, bound)) for bound in (private.LOWER_BOUND, private.UPPER_BOUND)
     )
     assert f"`jax>={low},<{high}`" in section
     assert f"jax>={low},<{high}" in PROJECT["project"]["dependencies"]

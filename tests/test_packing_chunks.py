@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import shares_memory
 
 from jaxmarshal import carry, pack
 from jaxmarshal.packing._forms import CHUNK, KNOWN, Piece, chunks_of, read, write
@@ -97,8 +98,8 @@ def test_kernels_are_one_for_many_chunks():
 
     text = carry(step).lower(state).compile().as_text()
     kernels = [line for line in text.splitlines() if " fusion(" in line and "f32[64]" in line]
-    if not kernels:
-        pytest.skip("this backend makes no fusions")
+    if not kernels or not shares_memory():
+        pytest.skip("NOT DONE: this is about how XLA compiles for a CPU")
     assert len(kernels) == 2 * 24
 
 

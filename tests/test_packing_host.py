@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_packing import assert_same
 
 import jaxmarshal
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 from jaxmarshal.packing import _host
 
 DTYPES = [
@@ -176,4 +176,4 @@ def test_the_place_of_a_warning():
             jit(lambda x: x, device=jax.devices()[0])
         places.append([(w.filename, w.category, str(w.message)) for w in caught])
     assert places[0] == places[1]
-    assert (places[0][0][0] == __file__) is _reference.jit_warns_its_caller
+    assert (places[0][0][0] == __file__) is private.jit_warns_its_caller

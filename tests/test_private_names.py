@@ -13,59 +13,63 @@ from pathlib import Path
 
 from support import JAX
 
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 from jaxmarshal.reasons import REASONS
 
 #: The sources of this checkout: a wheel has no Cython in it.
 PACKAGE = Path(__file__).resolve().parents[1] / "marshal" / "jaxmarshal"
 SOURCES = sorted(path for end in ("*.py", "*.pyx") for path in PACKAGE.rglob(end))
-#: Whose attributes are no beliefs: modules of this package, and instances in their own methods.
-OWN = {path.stem for path in SOURCES} | {"self", "cls", "sys", "os", "jaxmarshal"}
+#: Whose attributes are no beliefs: instances in their own methods, modules of Python and our own.
+OWN = {"self", "cls", "sys", "os", "jaxmarshal"}
+IMPORTS = re.compile(r"^[ \t]*from jaxmarshal\S* c?import (\([^)]*\)|[^\n#]*)", re.MULTILINE)
 
 #: Of named tuples.
 OF_PYTHON = {"_asdict", "_fields", "_replace"}
 
 #: Attribute -> what it is believed to be, and the files that read it.
 BELIEFS: dict[str, tuple[str, set[str]]] = {
-    "_src": ("the package of JAX's private modules", {"_reference.py"}),
-    "_all_args_info": ("of an executable: who it was traced for", {"_reference.py"}),
-    "_get_fastpath_data": ("makes what jaxlib keeps of a call", {"_jit.pyx"}),
-    "_backends": ("xla_bridge: platform -> client", {"_layout.pyx"}),
-    "_default_backend": ("xla_bridge: the client in use, or None", {"_layout.pyx"}),
+    "_src": ("the package of JAX's private modules", {"private.py"}),
+    "_all_args_info": ("of an executable: who it was traced for", {"private.py"}),
+    "_get_fastpath_data": ("makes what jaxlib keeps of a call", {"jit.pyx"}),
+    "_backends": ("xla_bridge: platform -> client", {"array_words.pyx"}),
+    "_default_backend": ("xla_bridge: the client in use, or None", {"array_words.pyx"}),
     # Shardings.
-    "_addressable_device_assignment": ("devices in the order of the shards", {"_records.pyx"}),
-    "_device": ("of a SingleDeviceSharding", {"_device_put.pyx"}),
-    "_device_assignment": ("devices in the order of the program", {"_make_plan.pyx"}),
-    "_internal_device_list": ("the same, with one object for equal ones", {"_records.pyx"}),
+    "_addressable_device_assignment": ("devices in the order of the shards", {"records.pyx"}),
+    "_device": ("of a SingleDeviceSharding", {"device_put.pyx"}),
+    "_device_assignment": ("devices in the order of the program", {"make.pyx"}),
+    "_internal_device_list": ("the same, with one object for equal ones", {"records.pyx"}),
     # Arrays and keys.
     "_base_array": (
         "of a typed key: the array of its words",
-        {"_guard.pyx", "_nnx_graphs.py", "_plays.pyx", "_tape.pyx", "calls.py"},
+        {"guard.pyx", "_nnx_graphs.py", "plays.pyx", "tapes.pyx", "calls.py"},
     ),
     "_impl": (
-        "of a typed key: its kind", {"_guard.pyx", "_make_plan.pyx", "_replay_key.pyx", "_tape.pyx"}
+        "of a typed key: its kind", {"guard.pyx", "make.pyx", "key.pyx", "tapes.pyx"}
     ),
-    "_consumed": ("of a typed key: whether it was used", {"_tape.pyx"}),
-    "_pjrt_layout": ("of an array: how its data lie", {"_layout.pyx", "_samples.py"}),
+    "_consumed": ("of a typed key: whether it was used", {"tapes.pyx"}),
+    "_pjrt_layout": ("of an array: how its data lie", {"array_words.pyx", "layout_samples.py"}),
     # Functions.
-    "_cache_miss": ("of a jitted function: what traces and compiles", {"_jit_record.pyx"}),
-    "_cache_size": ("of a jitted function: its signatures", {"_jit_record.pyx", "lifetimes.py"}),
-    "_clear_cache": ("of a jitted function", {"_jit.pyx"}),
-    "_fun": ("of a jitted function: what was jitted", {"_jit_record.pyx"}),
-    "_call": ("of a compiled function: its call in C++, or None", {"_execute.pyx"}),
+    "_cache_miss": ("of a jitted function: what traces and compiles", {"jit_recorder.pyx"}),
+    "_cache_size": ("of a jitted function: its signatures", {"jit_recorder.pyx", "lifetimes.py"}),
+    "_clear_cache": ("of a jitted function", {"jit.pyx"}),
+    "_fun": ("of a jitted function: what was jitted", {"jit_recorder.pyx"}),
+    "_call": ("of a compiled function: its call in C++, or None", {"executables.pyx"}),
     "_executable": (
         "of a compiled function: its MeshExecutable",
         {
-            "_execute.pyx", "_reference.py", "calls.py", "compat.py", "eager.py", "refused.py",
+            "executables.pyx", "private.py", "calls.py", "compat.py", "eager.py", "refused.py",
         },
     ),
-    "_params": ("of a compiled function: trees, constants, types", {"_execute.pyx"}),
+    "_params": ("of a compiled function: trees, constants, types", {"executables.pyx"}),
+    # equinox.
+    "_FilterCallback": ("keeps lines about callbacks out of the log", {"_equinox.py"}),
+    "_JitWrapper": ("what `filter_jit` returns", {"_equinox.py"}),
     # flax.
     "_graphdef": ("of a split module", {"_nnx_graphs.py"}),
     "_jax_trace": ("of a variable", {"nnx.py"}),
-    "_mapping": ("of what a module is split into", {"_front_nnx.pyx", "_nnx_graphs.py"}),
-    "_trace_ref": ("of a variable's trace state", {"_front_nnx.pyx"}),
-    "_weakref": ("of JAX's traces", {"_front_nnx.pyx", "nnx.py"}),
+    "_mapping": ("of what a module is split into", {"nnx_jit.pyx", "_nnx_graphs.py"}),
+    "_trace_ref": ("of a variable's trace state", {"nnx_jit.pyx"}),
+    "_weakref": ("of JAX's traces", {"nnx_jit.pyx", "nnx.py"}),
 }
 
 
@@ -89,8 +93,10 @@ def private_attributes() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in SOURCES:
         read = attributes_in_python if path.suffix == ".py" else attributes_in_cython
-        for whose, name in read(path.read_text()):
-            if re.match(r"_[a-zA-Z]", name) and whose not in OWN:
+        text = path.read_text()
+        own = OWN.union(*(re.findall(r"\w+", names) for names in IMPORTS.findall(text)))
+        for whose, name in read(text):
+            if re.match(r"_[a-zA-Z]", name) and whose not in own:
                 found.setdefault(name, set()).add(path.name)
     return found
 
@@ -126,9 +132,9 @@ GONE = {"map_primitive", "to_lojax"}
 
 def test_fields_that_plans_are_made_of_are_expected():
     """No version that is supported has a field that nobody here has looked at."""
-    assert _reference.unknown_fields == {}
-    for name, expected in _reference.EXPECTED_FIELDS.items():
-        found = set(_reference.FOUND_FIELDS[name])
+    assert private.unknown_fields == {}
+    for name, expected in private.EXPECTED_FIELDS.items():
+        found = set(private.FOUND_FIELDS[name])
         if JAX >= (0, 10, 2):
             assert found == expected - GONE, name
         else:    # some came later
@@ -137,7 +143,7 @@ def test_fields_that_plans_are_made_of_are_expected():
 
 def test_reasons_are_those_of_the_enum_by_name():
     """The words of `reasons.py` are about the number that is counted."""
-    text = (PACKAGE / "_stats.pxd").read_text()
+    text = (PACKAGE / "_reports" / "counting.pxd").read_text()
     block = text[text.index("cdef enum Reason:"):]
     block = re.sub(r"#.*", "", block[:block.index("REASON_COUNT")])
     names = re.findall(r"^    ([A-Z_]+)", block, re.MULTILINE)

@@ -19,8 +19,8 @@ SUITE = """
     @pytest.mark.parametrize("i", range(4))
     def test_put(i):
         import jax, numpy as np
-        from jaxmarshal import _install
-        assert len(_install.installed_names()) > 10
+        from jaxmarshal._jax import patching
+        assert len(patching.installed_names()) > 10
         for _ in range(5):
             jax.device_put(np.zeros(3))
 """

@@ -11,13 +11,13 @@ import pytest
 from child import run_code
 
 import jaxmarshal
-from jaxmarshal import _install, _reference
+from jaxmarshal._jax import patching, private
 
 #: Every (module, name) that the gateway asks JAX for.
-LOOKUPS = re.findall(r'_lookup\(\s*"([\w.]+)",\s*"([\w.]+)"\)', inspect.getsource(_reference))
+LOOKUPS = re.findall(r'_lookup\(\s*"([\w.]+)",\s*"([\w.]+)"\)', inspect.getsource(private))
 
 #: Those that are asked for with other versions only.
-OF_OTHERS = ["trace_state" if _reference.HOLDS_TRACES else "trace_state_strong_ref"]
+OF_OTHERS = ["trace_state" if private.HOLDS_TRACES else "trace_state_strong_ref"]
 
 WITHOUT = """
     import importlib, json
@@ -30,23 +30,24 @@ WITHOUT = """
     import jaxmarshal
     setattr(module, name, saved)    # JAX itself needs it
 
-    from jaxmarshal import _doctor, _install, _reference
+    from jaxmarshal._jax import patching, private
+    from jaxmarshal._reports import doctor
     from jax._src import xla_bridge
     assert not xla_bridge.backends_are_initialized()
-    assert list(_reference.missing) == [{name!r}], _reference.missing
+    assert list(private.missing) == [{name!r}], private.missing
     for _ in range(2):
         result = jaxmarshal.device_put({{"a": np.arange(3.0), "b": (1, None)}}, jax.devices()[0])
         assert np.array_equal(result["a"], np.arange(3.0)) and result["b"][0].committed
     counts = jaxmarshal.stats()["device_put"]
     jaxmarshal.install()
-    facts = _doctor.examine()
+    facts = doctor.examine()
     print(json.dumps({{
-        "active": sorted(e.name for e in _install.ENTRY_POINTS if e.active),
-        "installed": sorted(_install.installed_names()),
+        "active": sorted(e.name for e in patching.ENTRY_POINTS if e.active),
+        "installed": sorted(patching.installed_names()),
         "patched": jax.device_put is not original,
         "counts": counts,
         "missing": facts["missing_names"],
-        "report": _doctor.report(facts),
+        "report": doctor.report(facts),
     }}))
 """
 
@@ -63,12 +64,12 @@ def without(name):
 
 def test_the_installed_version_lacks_nothing():
     """On the supported versions every name is there and every capability is on."""
-    assert len(LOOKUPS) == inspect.getsource(_reference).count("= _lookup(") > 30
-    assert _reference.missing == {}
-    flags = {name: value for name, value in vars(_reference).items() if name.startswith("HAVE_")}
+    assert len(LOOKUPS) == inspect.getsource(private).count("= _lookup(") > 30
+    assert private.missing == {}
+    flags = {name: value for name, value in vars(private).items() if name.startswith("HAVE_")}
     assert len(flags) >= 5
     assert all(flags.values())
-    assert _reference.why_not_supported() is None
+    assert private.why_not_supported() is None
 
 
 @pytest.mark.parametrize("name", NEEDED_BY_ALL)
@@ -80,7 +81,7 @@ def test_without_a_name_that_all_need(name):
     assert found["counts"] == {"hits": 0, "misses": 2, "misses_by_reason": {"unsupported": 2}}
     assert list(found["missing"]) == [name]
     assert f"missing names\n  {name}: " in found["report"]
-    assert found["report"].count(f"inactive: JAX lacks {name}\n") == len(_install.ENTRY_POINTS)
+    assert found["report"].count(f"inactive: JAX lacks {name}\n") == len(patching.ENTRY_POINTS)
     assert "device_put               0 hits, 2 misses, 2 unsupported" in found["report"]
 
 
@@ -99,12 +100,12 @@ def test_without_a_whole_module():
         importlib.import_module = without
         import jaxmarshal
         importlib.import_module = real
-        from jaxmarshal import _reference
-        assert _reference.prng_impls == ()
+        from jaxmarshal._jax import private
+        assert private.prng_impls == ()
         jaxmarshal.install()
         for _ in range(2):
             assert jax.device_put(1.0) + 1 == 2
-        print(sorted(_reference.missing))
+        print(sorted(private.missing))
         """)
     assert "jax._src.mesh" in done.stdout
 
@@ -160,9 +161,9 @@ def test_doctor_says_who_lacks_what(name, entry_points):
             else real(module)
         )
         import jaxmarshal
-        from jaxmarshal import _doctor
+        from jaxmarshal._reports import doctor
         importlib.import_module = real
-        facts = _doctor.examine()
+        facts = doctor.examine()
         for name, state in facts["entry_points"].items():
             assert state["active"] == (not state["lacks"]), (name, state)
             if state["lacks"]:
@@ -201,7 +202,7 @@ NEW_FIELDS = {
 @pytest.mark.parametrize("name", NEW_FIELDS)
 def test_a_field_that_nobody_knows(name):
     """It may be a new effect: what is made of such an object is left to JAX, and doctor says so."""
-    assert set(NEW_FIELDS) == set(_reference.EXPECTED_FIELDS)
+    assert set(NEW_FIELDS) == set(private.EXPECTED_FIELDS)
     change, entry_point = NEW_FIELDS[name]
     found = json.loads(run_code(f"""
         import json
@@ -210,14 +211,15 @@ def test_a_field_that_nobody_knows(name):
         from jax._src.interpreters import pxla
         {change}
         import jaxmarshal
-        from jaxmarshal import _doctor, _install, _reference
+        from jaxmarshal._jax import patching, private
+        from jaxmarshal._reports import doctor
         jaxmarshal.install()
         for _ in range(2):
             assert jax.jit(lambda x: x + 1)(1.0) == 2
             assert jax.device_put(1.0) == 1
-        facts = _doctor.examine()
+        facts = doctor.examine()
         print(json.dumps({{
-            "unknown": _reference.unknown_fields,
+            "unknown": private.unknown_fields,
             "missing": facts["missing_names"],
             "lacks": {{name: s["lacks"] for name, s in facts["entry_points"].items()}},
             "hits": jaxmarshal.stats()["device_put"]["hits"],
@@ -253,7 +255,7 @@ EACH = """
                 delattr(owner, top)
                 import jaxmarshal
                 setattr(owner, top, saved)
-                assert f"{{module}}.{{name}}" in jaxmarshal._reference.missing
+                assert f"{{module}}.{{name}}" in jaxmarshal._jax.private.missing
                 jaxmarshal.install()
                 for _ in range(2):
                     result = jax.device_put([np.arange(3.0), 1, jax.numpy.zeros(2)])
@@ -281,19 +283,19 @@ def test_only_the_gateway_names_private_parts_of_jax():
     private = re.compile(r"^\s*(from|import) (jax\._src|jaxlib)", re.MULTILINE)
     sources = [path for pattern in ("*.py", "*.pyx") for path in package.rglob(pattern)]
     assert len(sources) > 5
-    assert [path.name for path in sources if private.search(path.read_text())] == ["_reference.py"]
+    assert [path.name for path in sources if private.search(path.read_text())] == ["private.py"]
 
 
 ANY_VERSION = """
     import json, os, jax
     {change}
     import jaxmarshal
-    from jaxmarshal import _install, _reference
+    from jaxmarshal._jax import patching, private
     for _ in range(2):
         jaxmarshal.device_put(1.0)
     print(json.dumps([
-        _reference.SUPPORTED, _reference.why_not_supported(),
-        sum(entry.active for entry in _install.ENTRY_POINTS),
+        private.SUPPORTED, private.why_not_supported(),
+        sum(entry.active for entry in patching.ENTRY_POINTS),
         jaxmarshal.stats()["device_put"]["hits"],
     ]))
 """
@@ -306,4 +308,4 @@ def test_a_version_outside_of_the_bounds():
     assert found[0] is False and "0.99.0" in found[1] and found[2:] == [0, 0]
     change += "; os.environ['JAXMARSHAL_TEST_ANY_JAX'] = '1'"
     found = json.loads(run_code(ANY_VERSION.format(change=change)).stdout.splitlines()[-1])
-    assert found == [True, None, len(_install.ENTRY_POINTS), 1]
+    assert found == [True, None, len(patching.ENTRY_POINTS), 1]

@@ -19,7 +19,9 @@ from conftest import LAYOUT_OFF
 from jax._src import core
 
 import jaxmarshal
-from jaxmarshal import _counts, _install, _report, _saving, _stats, fronts
+from jaxmarshal import fronts
+from jaxmarshal._jax import patching
+from jaxmarshal._reports import counting, saving, summary, sums
 from jaxmarshal.fronts import filtered
 from jaxmarshal.reasons import PUBLIC, REASONS, TRACING, reason_for
 
@@ -67,7 +69,7 @@ def test_one_call_is_one_call(call):
         assert rows()[call] == (10, 10) or LAYOUT_OFF or call == "x.at[...].set"
         if call == "x[...]" and not LAYOUT_OFF:
             assert jaxmarshal.stats()["jit"]["hits"] == 20    # two steps each
-            assert _stats.inner()["jit"]["hits"] == 20
+            assert counting.inner()["jit"]["hits"] == 20
 
 
 def noticed(*args, **kwargs):
@@ -240,7 +242,7 @@ def test_misses_of_a_function(refused):
             else:
                 function(*([np.ones(8)] * 2 if refused == "host" else [x]))
         counts = jaxmarshal.stats()["jit"]
-        by_function = _stats.by_function()["jit"]
+        by_function = counting.by_function()["jit"]
         named = [count for name, count in by_function.items() if name.startswith("<lambda> (jit)")]
         (count,) = [count for count in named if count["hits"] + count["misses"]]
         assert count["hits"] + count["misses"] == 40
@@ -253,8 +255,8 @@ def test_functions_that_share_a_row():
     functions = {f"f{i} (jit), s.py:{i}": counts(100 - i, aval=1) for i in range(20)}
     hits = sum(count["hits"] for count in functions.values())
     found = {"jit": {**counts(hits + 7, aval=25, trace=3), "by_function": functions}}
-    report = _report.Report(found)
-    shown = _report.MOST_FUNCTIONS
+    report = summary.Report(found)
+    shown = summary.MOST_FUNCTIONS
     others, *rows = report.rows
     assert others.call == "other jitted functions"
     assert [row.call for row in rows] == list(functions)[:shown]
@@ -268,14 +270,14 @@ def test_functions_that_share_a_row():
 def test_names_in_a_notebook():
     """They are text, whatever they look like."""
     functions = {"<lambda> (jit), s.py:1": counts(10)}
-    page = _report.Report({"jit": {**counts(10), "by_function": functions}})._repr_html_()
+    page = summary.Report({"jit": {**counts(10), "by_function": functions}})._repr_html_()
     assert "&lt;lambda&gt; (jit), s.py:1</td>" in page and "<lambda>" not in page
 
 
 def test_a_function_that_never_hits():
     """Its misses are those of one function: no first calls."""
     functions = {"f (jit), s.py:1": counts(0, not_recorded=1000)}
-    report = _report.Report({"jit": {**counts(0, not_recorded=1000), "by_function": functions}})
+    report = summary.Report({"jit": {**counts(0, not_recorded=1000), "by_function": functions}})
     assert "not_recorded: 1000 such calls missed so far, and none hit." in str(report)
 
 
@@ -284,7 +286,7 @@ def test_names_without_end():
     done = run_code("""
         import jax
         import jaxmarshal.auto
-        from jaxmarshal import _stats
+        from jaxmarshal._reports import counting
 
         jax.config.update("jax_disable_jit", True)
         jax.device_put(1.0)
@@ -292,7 +294,7 @@ def test_names_without_end():
             found = {}
             exec(compile(f"def f{i}(x): return x", "many.py", "exec"), found)
             jax.jit(found[f"f{i}"])(1.0)
-        names = _stats.by_function()["jit"]
+        names = counting.by_function()["jit"]
         jaxmarshal.device_put(1.0)
         print(4000 < sum("many.py" in name for name in names) <= 4096 == len(names))
         (row,) = [row for row in jaxmarshal.report().rows if row.call == "other jitted functions"]
@@ -342,7 +344,7 @@ def counts(hits, **misses):
 
 def test_the_text(monkeypatch):
     """Aligned columns, the most frequent first, then what to do for each reason."""
-    monkeypatch.setattr(_saving, "of_a_call", {"getitem": 2e-6, "jit": 3e-6}.get)
+    monkeypatch.setattr(saving, "of_a_call", {"getitem": 2e-6, "jit": 3e-6}.get)
     found = {
         "device_put": counts(1, options=2),
         "getitem": counts(999, options=1),
@@ -350,7 +352,7 @@ def test_the_text(monkeypatch):
         "shard_args": counts(7, options=7),
         "bind": counts(0, trace=4, unknown_type=2),
     }
-    report = _report.Report(found, installed=False)
+    report = summary.Report(found, installed=False)
     first, head, *table = str(report).splitlines()
     assert first == (
         "jaxmarshal: 1008 calls, 99.7 % of them fast, at least 2.0 ms saved "
@@ -378,13 +380,13 @@ def test_the_text(monkeypatch):
 def test_what_a_fast_call_saves(name):
     """It is measured once, by calls that are counted nowhere and leave everything as it was."""
     x = jnp.arange(8.0)
-    _saving.of_a_call.cache_clear()
+    saving.of_a_call.cache_clear()
     with jaxmarshal.installed():
         for _ in range(6):
             x[0]
         before, documentation = jaxmarshal.stats(), core.__doc__
-        assert _saving.saved(name, 1000) > 0
-        assert _saving.saved(name, 2000) == 2 * _saving.saved(name, 1000)
+        assert saving.saved(name, 1000) > 0
+        assert saving.saved(name, 2000) == 2 * saving.saved(name, 1000)
         assert (jaxmarshal.stats(), core.__doc__) == (before, documentation)
         x[0]
         assert jaxmarshal.stats()["getitem"]["hits"] == before["getitem"]["hits"] + 1
@@ -393,10 +395,10 @@ def test_what_a_fast_call_saves(name):
 def test_nothing_is_measured_where_it_would_be_seen():
     """While JAX traces, without hits, and of what has no small call."""
     found = []
-    jax.jit(lambda x: (found.append(_saving.saved("getitem", 5)), x)[1])(1.0)
+    jax.jit(lambda x: (found.append(saving.saved("getitem", 5)), x)[1])(1.0)
     assert found == [None]
-    assert _saving.saved("getitem", 0) is None
-    assert _saving.saved("shard_args", 5) is None
+    assert saving.saved("getitem", 0) is None
+    assert saving.saved("shard_args", 5) is None
 
 
 def test_a_saving_is_between_jax_and_ours(monkeypatch):
@@ -408,33 +410,33 @@ def test_a_saving_is_between_jax_and_ours(monkeypatch):
         timed.append((is_alone, call.func))
         return 5.0 if is_alone else 2.0
 
-    monkeypatch.setattr(_saving, "_seconds", seconds)
-    _saving.of_a_call.cache_clear()
+    monkeypatch.setattr(saving, "_seconds", seconds)
+    saving.of_a_call.cache_clear()
     try:
-        assert _saving.of_a_call("getitem") == 3.0
+        assert saving.of_a_call("getitem") == 3.0
     finally:
-        _saving.of_a_call.cache_clear()
-    (entry,) = [entry for entry in _install.ENTRY_POINTS if entry.name == "getitem"]
+        saving.of_a_call.cache_clear()
+    (entry,) = [entry for entry in patching.ENTRY_POINTS if entry.name == "getitem"]
     assert set(timed) == {(True, entry.original), (False, entry.accelerated)}
 
 
 def test_no_calls():
     """One line, and no table."""
-    assert str(_report.Report({})) == "jaxmarshal: no calls"
-    assert "<table>" not in _report.Report({})._repr_html_()
+    assert str(summary.Report({})) == "jaxmarshal: no calls"
+    assert "<table>" not in summary.Report({})._repr_html_()
 
 
 def test_sums_and_differences():
     """Of several processes, and of two moments."""
     one = {"jit": counts(2, aval=1)}
-    total = _counts.added([one, {"jit": counts(1, aval=2, hook=1), "bind": counts(3)}])
+    total = sums.added([one, {"jit": counts(1, aval=2, hook=1), "bind": counts(3)}])
     assert total == {"jit": counts(3, aval=3, hook=1), "bind": counts(3)}
-    assert _counts.less(total, one) == {"jit": counts(1, aval=2, hook=1), "bind": counts(3)}
+    assert sums.less(total, one) == {"jit": counts(1, aval=2, hook=1), "bind": counts(3)}
 
 
 def test_names_fit():
     """What the report names are entry points and reasons that there are."""
-    entries = {entry.name for entry in (*_install.ENTRY_POINTS, *fronts.FRONTS)} | {filtered.NAME}
+    entries = {entry.name for entry in (*patching.ENTRY_POINTS, *fronts.FRONTS)} | {filtered.NAME}
     names = {reason.name for reason in REASONS}
     assert entries >= set(PUBLIC)
     assert all(names >= set(reasons) for reasons in TRACING.values())

@@ -15,8 +15,8 @@ import time
 import pytest
 from child import PACKAGE_ROOT, run, status_of
 
-from jaxmarshal import _malloc
 from jaxmarshal.__main__ import main
+from jaxmarshal._tools import malloc
 from jaxmarshal.commands import CommandError
 
 pytestmark = pytest.mark.commands
@@ -234,8 +234,8 @@ def test_only(script):
     path = script(
         """
         import jax
-        from jaxmarshal import _install
-        print(sorted(_install.installed_names()))
+        from jaxmarshal._jax import patching
+        print(sorted(patching.installed_names()))
         """
     )
     done = run("-m", "jaxmarshal", "run", "--only", "device_put", "--only", "shard_args", path)
@@ -295,14 +295,14 @@ def test_malloc(script, tmp_path):
 
 
 @needs_linux
-@pytest.mark.parametrize("name", _malloc.ALLOCATORS)
+@pytest.mark.parametrize("name", malloc.ALLOCATORS)
 def test_malloc_not_found(name, script, monkeypatch, capsys):
     """One line that names the package; the script is not run."""
-    monkeypatch.setattr(_malloc, "folders", list)
+    monkeypatch.setattr(malloc, "folders", list)
     monkeypatch.setattr(ctypes.util, "find_library", lambda library: None)
     assert main(["run", "--malloc", name, script("print(1)")]) == 2
     output = capsys.readouterr()
-    package = _malloc.ALLOCATORS[name].package
+    package = malloc.ALLOCATORS[name].package
     assert output.out == ""
     assert output.err == (
         f"jaxmarshal run: {name} was not found; Debian and Ubuntu have it in {package}\n"
@@ -313,7 +313,7 @@ def test_malloc_elsewhere(monkeypatch):
     """Linux only."""
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(CommandError, match="only on Linux"):
-        _malloc.find("jemalloc")
+        malloc.find("jemalloc")
 
 
 @pytest.mark.parametrize(

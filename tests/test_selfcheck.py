@@ -15,15 +15,16 @@ from child import run
 from jax.experimental.layout import Format
 
 import jaxmarshal
-from jaxmarshal import _install, _reference, selfcheck
+from jaxmarshal import selfcheck
 from jaxmarshal.__main__ import main
+from jaxmarshal._jax import patching, private
 from jaxmarshal.selfcheck import runner
 from jaxmarshal.selfcheck.registry import check
 from jaxmarshal.selfcheck.traps import TRAPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.commands]
 
-ENTRIES = {entry.name: entry for entry in _install.ENTRY_POINTS}
+ENTRIES = {entry.name: entry for entry in patching.ENTRY_POINTS}
 
 
 @pytest.fixture
@@ -34,9 +35,9 @@ def sabotage(monkeypatch):
         damaged = dataclasses.replace(ENTRIES[name])
         object.__setattr__(damaged, "accelerated", function)    # as it is, without its signature
         entries = tuple(
-            damaged if entry.name == name else entry for entry in _install.ENTRY_POINTS
+            damaged if entry.name == name else entry for entry in patching.ENTRY_POINTS
         )
-        monkeypatch.setattr(_install, "ENTRY_POINTS", entries)
+        monkeypatch.setattr(patching, "ENTRY_POINTS", entries)
 
     return replace
 
@@ -92,7 +93,7 @@ def wrong_by_one(function):
     def add_one(x):
         if not isinstance(x, jax.Array) or jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
             return x
-        return _reference.device_put(np.asarray(x) + np.ones((), x.dtype), x.sharding)
+        return private.device_put(np.asarray(x) + np.ones((), x.dtype), x.sharding)
 
     def broken(*args, **kwargs):
         result = function(*args, **kwargs)
@@ -132,7 +133,7 @@ def test_a_broken_entry_point_is_found(name, damage, sabotage, monkeypatch, caps
     assert f"checks NOT passed: {', '.join(different)}\n" in output
 
 
-put = _reference.device_put
+put = private.device_put
 
 
 def ignores_formats(x, device=None, **options):
@@ -282,16 +283,16 @@ def test_what_was_installed_is_installed_again(monkeypatch, capsys):
     status, output = doctor(monkeypatch, capsys, own)
     assert status == 0
     assert "all 1 checks passed" in output
-    assert _install.installed_names() == {"device_put", "shard_args"}
+    assert patching.installed_names() == {"device_put", "shard_args"}
     assert jaxmarshal.stats()["device_put"]["misses_by_reason"]["not_recorded"] >= 1
-    assert _install.switched_off()
+    assert patching.switched_off()
 
 
 def test_an_unsupported_version_has_nothing_to_check(monkeypatch, capsys):
     """Without an active entry point every check is inactive, and nothing is compared."""
     monkeypatch.setattr(
-        _install, "ENTRY_POINTS",
-        tuple(dataclasses.replace(e, active=False) for e in _install.ENTRY_POINTS),
+        patching, "ENTRY_POINTS",
+        tuple(dataclasses.replace(e, active=False) for e in patching.ENTRY_POINTS),
     )
     results = selfcheck.run()
     assert {result.outcome for result in results} == {"inactive"}

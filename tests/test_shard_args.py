@@ -13,9 +13,10 @@ from observe import observe
 from support import aligned, column_major, counts, deleted_array, named
 
 import jaxmarshal
-from jaxmarshal import _reference, dispatch
+from jaxmarshal import dispatch
+from jaxmarshal._jax import private
 
-Semantics = type(_reference.REUSE_INPUT)
+Semantics = type(private.REUSE_INPUT)
 
 
 def single(i=0, **options):
@@ -102,7 +103,7 @@ def test_argument_after_a_recorded_one(name, among):
             [aligned(3), x, 2.5],
         )  # fmt: skip
 
-    expected = observe(lambda x: call(_reference.shard_args, x), make())
+    expected = observe(lambda x: call(private.shard_args, x), make())
     for _ in range(2):
         call(dispatch.shard_args, make_first())
     for again in range(2):
@@ -121,7 +122,7 @@ def test_semantics(semantics, make):
     """Trap 5: copies that were asked for, and donations, are not the fast path's."""
     shard(dispatch.shard_args, single(), make())
     wanted = getattr(Semantics, semantics)
-    expected = observe(lambda x: shard(_reference.shard_args, single(), x, None, wanted), make())
+    expected = observe(lambda x: shard(private.shard_args, single(), x, None, wanted), make())
     jaxmarshal.reset_stats()
     found = observe(lambda x: shard(dispatch.shard_args, single(), x, None, wanted), make())
     assert found == expected
@@ -138,7 +139,7 @@ def test_trap_1_layouts():
     def outcome(function):
         return observe(lambda x: shard(function, single(), x, layout), rows)
 
-    expected = outcome(_reference.shard_args)
+    expected = outcome(private.shard_args)
     jaxmarshal.reset_stats()
     assert outcome(dispatch.shard_args) == expected
     assert counts("shard_args") == (0, {"options": 1})
@@ -149,13 +150,18 @@ def test_lengths_that_differ():
     """Trap 10: as many shardings, layouts and semantics as arguments, or the reference's error."""
     for n, m, k in ((2, 1, 1), (1, 2, 1), (1, 1, 2), (0, 1, 1)):
         args = ([single()] * n, [None] * m, [Semantics.REUSE_INPUT] * k, [aligned(8)])
-        expected = observe(_reference.shard_args, *args)
+        expected = observe(private.shard_args, *args)
         assert observe(dispatch.shard_args, *args) == expected
+
+
+def _part():
+    """What each device gets of eight rows."""
+    return aligned((8 // len(jax.devices()), 4))
 
 
 PUTS = {
     "one": lambda: (single(), [aligned((8, 4))], jax.devices()[:1]),
-    "one each": lambda: (named("x"), [aligned((1, 4)) for _ in range(8)], jax.devices()),
+    "one each": lambda: (named("x"), [_part() for _ in jax.devices()], jax.devices()),
     "too few": lambda: (named("x"), [aligned((1, 4))], jax.devices()),
     "none": lambda: (named("x"), [], []),
     "an array": lambda: (single(), [placed(single())], jax.devices()[:1]),
@@ -171,13 +177,15 @@ PUTS = {
 @pytest.mark.errors("deleted", "typed key", "none", "text", "too few")
 def test_batched_device_put(name, committed):
     """Trap 5: `pxla.batched_device_put` with what it is made for, and what it is not."""
-    aval = _reference.ShapedArray((8, 4), np.dtype(np.float32))
+    aval = private.ShapedArray((8, 4), np.dtype(np.float32))
+    if name == "too few" and len(jax.devices()) == 1:
+        pytest.skip("NOT DONE: needs several devices")
 
     def outcome(function):
         sharding, xs, devices = PUTS[name]()
         return observe(lambda xs: function(aval, sharding, xs, devices, committed), xs)
 
-    expected = outcome(_reference.pxla_batched_device_put)
+    expected = outcome(private.pxla_batched_device_put)
     for _ in range(2):
         assert outcome(dispatch.batched_device_put) == expected
     hits, _ = counts("batched_device_put")

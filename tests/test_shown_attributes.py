@@ -17,11 +17,11 @@ import pytest
 from support import without_jaxmarshal
 
 import jaxmarshal
-from jaxmarshal import _install
+from jaxmarshal._jax import patching
 
 # `xla_primitive_callable` is an object of jaxlib's in the newest JAX, which only JAX itself asks.
 ENTRIES = {
-    entry.name: entry for entry in _install.ENTRY_POINTS
+    entry.name: entry for entry in patching.ENTRY_POINTS
     if entry.active and type(entry.original) is types.FunctionType
 }  # fmt: skip
 

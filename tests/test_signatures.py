@@ -18,7 +18,8 @@ from support import DEBUG
 from twins import jit_counts
 
 import jaxmarshal
-from jaxmarshal import _counters, _plan
+from jaxmarshal._core.plans import plan
+from jaxmarshal._core.values import live_objects
 
 FIFTY = 50
 HUNDRED = 100
@@ -197,7 +198,7 @@ def test_a_node_that_empties_the_list_it_is_in(signatures):
 
 def test_the_oldest_go():
     """Where there are too many signatures, those go that were not called for longest."""
-    before = _plan.limit_plans(8)
+    before = plan.limit_plans(8)
     try:
         function = jaxmarshal.jit(lambda x: x + 1)
         arrays = [array(n) for n in range(1, 31)]
@@ -206,7 +207,7 @@ def test_the_oldest_go():
             function(arrays[0])
         if DEBUG:
             gc.collect()
-            assert _counters.snapshot()["live_plans"] <= 8
+            assert live_objects.snapshot()["live_plans"] <= 8
         jit_counts()
         function(arrays[0])
         for x in arrays[-4:]:
@@ -217,7 +218,7 @@ def test_the_oldest_go():
         for x in arrays[:20]:
             assert function(x).tolist() == [2] * len(x)
     finally:
-        _plan.limit_plans(before)
+        plan.limit_plans(before)
 
 
 def test_one_after_many():
@@ -302,7 +303,7 @@ def test_a_hundred_that_jaxlib_knows_after_others():
 
 def test_signatures_that_went_come_back():
     """A plan that had to go is made once more, of what jaxlib knows, each time."""
-    before = _plan.limit_plans(8)
+    before = plan.limit_plans(8)
     try:
         function, arrays = doubling()
         rotate(function, arrays[:7])
@@ -315,12 +316,12 @@ def test_signatures_that_went_come_back():
             rotate(function, arrays[:2])
             assert rotate(function, arrays[:2]) == (2, 0)
     finally:
-        _plan.limit_plans(before)
+        plan.limit_plans(before)
 
 
 def test_few_after_too_many():
     """Signatures whose plans had to go come back when the others stop coming."""
-    before = _plan.limit_plans(8)
+    before = plan.limit_plans(8)
     try:
         with jaxmarshal.installed("jit"):
             function, arrays = doubling()
@@ -330,7 +331,7 @@ def test_few_after_too_many():
                 rotate(function, few * 20)
                 assert rotate(function, few * 5) == (20, 0)
     finally:
-        _plan.limit_plans(before)
+        plan.limit_plans(before)
 
 
 def test_a_signature_without_a_plan_takes_nothing_from_others():

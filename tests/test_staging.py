@@ -21,9 +21,9 @@ from jax._src.numpy import array_constructors
 from support import aligned, without_jaxmarshal
 
 import jaxmarshal
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 
-if _reference.stage_primitive is None:
+if private.stage_primitive is None:
     pytest.skip("this JAX does not stage host data", allow_module_level=True)
 
 from jax._src.lax.lax import stage
@@ -134,7 +134,7 @@ def test_arrays_and_trees(name):
 
 
 def double(data, **options):
-    return _reference.jnp_array(data, **options) * 2
+    return private.jnp_array(data, **options) * 2
 
 
 def negate(data, **options):

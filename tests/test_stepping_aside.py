@@ -65,15 +65,15 @@ PROGRAM = """
 CAUSES = {
     "switch": ("", {"JAXMARSHAL_OBJECT_LAYOUT": "off"}),
     "unknown JAX": (
-        "from jaxmarshal import _samples\n    "
+        "from jaxmarshal._core.values import layout_samples\n    "
         "def fail(devices): raise RuntimeError('no samples')\n    "
-        "_samples.different = fail",
+        "layout_samples.different = fail",
         {},
     ),
     "unknown backend": (
-        "from jaxmarshal import _samples\n    "
+        "from jaxmarshal._core.values import layout_samples\n    "
         "def fail(device): raise RuntimeError('no samples')\n    "
-        "_samples.by_data_layout = fail",
+        "layout_samples.by_data_layout = fail",
         {},
     ),
 }

@@ -270,7 +270,7 @@ def test_a_class_that_is_registered_after_its_first_call():
 
 
 def test_what_looks_like_a_namedtuple():
-    """A tuple with `_fields` is one to JAX, a tuple subclass without them is no node."""
+    """A tuple with `fields` is one to JAX, a tuple subclass without them is no node."""
 
     class Fields(tuple):
         _fields = ("a",)

@@ -12,7 +12,7 @@ from recipes import Node
 from twins import jit_counts
 
 import jaxmarshal
-from jaxmarshal import _counters
+from jaxmarshal._core.values import live_objects
 
 #: The calls that a function had before, by how many elements: one plan, and more than are tried
 #: one after the other.
@@ -138,7 +138,7 @@ def test_trap_15_in_the_middle_of_a_call(change, moment, signatures):
     if moment == "hash" and ("deleted" in change or "shape" in change):
         pytest.skip("plain JAX has looked at the array, and reads what is not there any more")
     gc.collect()
-    before = _counters.snapshot()["live_plans"]
+    before = live_objects.snapshot()["live_plans"]
     try:
         outcomes = [run(kind, moment, signatures, change) for kind in (jax.jit, jaxmarshal.jit)]
     finally:
@@ -147,4 +147,4 @@ def test_trap_15_in_the_middle_of_a_call(change, moment, signatures):
     assert outcomes[0] == outcomes[1]
     jax.clear_caches()
     gc.collect()
-    assert _counters.snapshot()["live_plans"] <= before
+    assert live_objects.snapshot()["live_plans"] <= before

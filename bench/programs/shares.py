@@ -28,7 +28,7 @@ import jax
 import jaxlib
 import numpy as np
 
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 
 #: Calls of each executable in one measurement of it.
 CALLS = 10
@@ -47,7 +47,7 @@ _FOLDERS = (
 
 def without_fast_path() -> None:
     """Send calls of compiled functions through JAX's Python, from now on."""
-    _reference.pxla.MeshExecutableFastpathData = lambda *_, **__: None
+    private.pxla.MeshExecutableFastpathData = lambda *_, **__: None
 
 
 def _owner(code: CodeType) -> str:
@@ -117,7 +117,7 @@ class Executions:
         self._busy = False
 
     def __enter__(self) -> Executions:
-        original = self._original = _reference.ExecuteReplicated.__call__
+        original = self._original = private.ExecuteReplicated.__call__
 
         def call(owner: Any, *args: Any) -> Any:
             if not self._busy:
@@ -128,11 +128,11 @@ class Executions:
                     self._busy = False
             return original(owner, *args)
 
-        _reference.ExecuteReplicated.__call__ = call
+        private.ExecuteReplicated.__call__ = call
         return self
 
     def __exit__(self, *_: object) -> None:
-        _reference.ExecuteReplicated.__call__ = self._original
+        private.ExecuteReplicated.__call__ = self._original
 
     def _note(self, owner: Any, args: tuple[Any, ...]) -> None:
         if owner.mut or owner.ordered_effects or owner.has_unordered_effects:

@@ -29,7 +29,7 @@ typedef struct {
     jm_slot *slots; /* `inline_slots` or a heap block of its own */
     Py_ssize_t count;
     Py_ssize_t capacity;
-    jm_counters *counters; /* owned by module `_counters` */
+    jm_counters *counters; /* owned by module `live_objects` */
     jm_slot inline_slots[JM_INLINE_SLOTS];
 } jm_table;
 

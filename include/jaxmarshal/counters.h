@@ -1,5 +1,5 @@
 /* Counters of live objects and of work done per argument; they exist in the debug build only
-   (JAXMARSHAL_DEBUG). One instance, owned by the module `_counters`, is shared by all others. */
+   (JAXMARSHAL_DEBUG). One instance, owned by the module `live_objects`, is shared by all others. */
 #ifndef JAXMARSHAL_COUNTERS_H
 #define JAXMARSHAL_COUNTERS_H
 

@@ -1,4 +1,4 @@
-/* Where the words of a live `ArrayImpl` are. Offsets are found by calibration (module `_layout`),
+/* Where the words of a live `ArrayImpl` are. Offsets are found by calibration (module `array_words`),
    never assumed; -1 means not confirmed, and the reader falls back to the public attribute.
    All readers borrow: the caller keeps the array alive, and nothing is ever written.
    What is known of runtime buffers holds for those of one client (a backend of the process), or of

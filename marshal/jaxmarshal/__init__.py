@@ -7,17 +7,17 @@ JAX's own code stays the slow path: whatever is not recognised goes there unchan
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import jaxmarshal._interpreter  # noqa: F401 (first: in a subinterpreter it raises ImportError)
+import jaxmarshal._core.interpreter  # noqa: F401 (first: in a subinterpreter it raises ImportError)
 from jaxmarshal import dispatch
-from jaxmarshal._events import publish
-from jaxmarshal._explain import Explanation, explain
-from jaxmarshal._install import install, installed, uninstall, uninstalled
+from jaxmarshal._jax.patching import install, installed, uninstall, uninstalled
+from jaxmarshal._reports.events import publish
+from jaxmarshal._reports.explain import Explanation, explain
 from jaxmarshal._version import __version__
 from jaxmarshal.api import device_put, exclude, get_include, jit, reset_stats, stats
 
 if TYPE_CHECKING:
-    from jaxmarshal._extension import load_ipython_extension, unload_ipython_extension
-    from jaxmarshal._report import Report, report
+    from jaxmarshal._reports.magics import load_ipython_extension, unload_ipython_extension
+    from jaxmarshal._reports.summary import Report, report
     from jaxmarshal.fronts.filtered import filter_jit
     from jaxmarshal.packing import Packed, carry, pack
 
@@ -51,13 +51,13 @@ __all__ = [
 #: Names that most programs never ask for, and the modules that are imported for them.
 _ON_DEMAND = {
     "Packed": "packing",
-    "Report": "_report",
+    "Report": "_reports.summary",
     "carry": "packing",
     "filter_jit": "fronts.filtered",
-    "load_ipython_extension": "_extension",
+    "load_ipython_extension": "_reports.magics",
     "pack": "packing",
-    "report": "_report",
-    "unload_ipython_extension": "_extension",
+    "report": "_reports.summary",
+    "unload_ipython_extension": "_reports.magics",
 }
 
 

@@ -13,16 +13,22 @@ from types import MethodType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from jaxmarshal import (
-    _context,
-    _device_put,
-    _jit,
-    _method,
-    _process_data,
-    _reference,
-    _shard_args,
-    _stats,
+from jaxmarshal._core.context import configuration
+from jaxmarshal._core.entries import (
+    device_put as _device_put,
 )
+from jaxmarshal._core.entries import (
+    jit as _jit,
+)
+from jaxmarshal._core.entries import (
+    process_data,
+)
+from jaxmarshal._core.entries import (
+    shard_args as _shard_args,
+)
+from jaxmarshal._core.values import methods
+from jaxmarshal._jax import private
+from jaxmarshal._reports import counting
 
 __all__ = ["clear", "device_put", "exclude", "get_include", "jit", "reset_stats", "stats"]
 
@@ -59,23 +65,23 @@ def _choose(function: Any, reference: Any, name: str, home: str | None = None) -
     if reference is None:    # the entry point is inactive then
         return None
     if not _accepts(function, reference):
-        _reference.missing[name] = "it has parameters that jaxmarshal does not know"
+        private.missing[name] = "it has parameters that jaxmarshal does not know"
         return reference
-    return _method.in_place_of(reference, function, home)
+    return methods.in_place_of(reference, function, home)
 
 
-device_put = _choose(_device_put.device_put, _reference.device_put, "device_put", "device_put")
+device_put = _choose(_device_put.device_put, private.device_put, "device_put", "device_put")
 """`jax.device_put`, accelerated, without `install()`.
 
 Signature, defaults, documentation, results and errors are those of the installed JAX's.
 """
-shard_args = _choose(_shard_args.shard_args, _reference.shard_args, "shard_args")
+shard_args = _choose(_shard_args.shard_args, private.shard_args, "shard_args")
 batched_device_put = _choose(
-    _shard_args.batched_device_put, _reference.pxla_batched_device_put, "batched_device_put"
+    _shard_args.batched_device_put, private.pxla_batched_device_put, "batched_device_put"
 )
 make_array_from_process_local_data = _choose(
-    _process_data.make_array_from_process_local_data,
-    _reference.make_process_array,
+    process_data.make_array_from_process_local_data,
+    private.make_process_array,
     "make_array_from_process_local_data",
     "make_array_from_process_local_data",
 )
@@ -90,7 +96,7 @@ def _jit_or_packing(*args: Any, pack_host: bool = False, **kwargs: Any) -> Any:
         if not args:
             return lambda function: HostJit(function, _jit.jit, kwargs)
         return HostJit(args[0], _jit.jit, kwargs)
-    if not _reference.jit_warns_its_caller or (
+    if not private.jit_warns_its_caller or (
         kwargs.get("device") is None and kwargs.get("backend") is None
     ):
         return _jit.jit(*args, **kwargs)
@@ -102,7 +108,7 @@ def _jit_or_packing(*args: Any, pack_host: bool = False, **kwargs: Any) -> Any:
     return made
 
 
-jit: Any = _dress(_jit_or_packing, _reference.jit, "jit", "jaxmarshal")
+jit: Any = _dress(_jit_or_packing, private.jit, "jit", "jaxmarshal")
 
 
 def exclude(function: Function) -> Function:
@@ -122,7 +128,7 @@ def exclude(function: Function) -> Function:
     """
     jitted = function.__func__ if isinstance(function, MethodType) else function
     if not _jit.is_jitted(jitted):
-        if _reference.PjitFunction is None and callable(function):
+        if private.PjitFunction is None and callable(function):
             return function    # nothing is accelerated with this JAX
         raise TypeError(
             f"exclude takes a function that jax.jit returned, not {type(function).__name__}; as a "
@@ -149,17 +155,17 @@ def stats() -> dict[str, dict[str, Any]]:
       path), `misses` (calls that went to JAX) and `misses_by_reason` (a dict from
       reason to count; `jaxmarshal.reasons.REASONS` says what each means). Units are calls.
     """
-    return _stats.snapshot()
+    return counting.snapshot()
 
 
 def reset_stats() -> None:
     """Set all counts of `stats()` to zero. All records stay."""
-    _stats.reset()
+    counting.reset()
 
 
 def clear() -> None:
     """Drop everything recorded; `jax.clear_caches()` does so too."""
-    _context.forget()
+    configuration.forget()
 
 
 def get_include() -> str:

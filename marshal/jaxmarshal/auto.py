@@ -1,5 +1,5 @@
 """`import jaxmarshal.auto` installs jaxmarshal. It does nothing else, and nothing twice."""
 
-from jaxmarshal._install import install
+from jaxmarshal._jax.patching import install
 
 install()

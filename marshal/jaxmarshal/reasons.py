@@ -1,6 +1,7 @@
 """Why a call went to JAX itself, in words a user can act on.
 
-The order is that of the C enum `Reason` in `_stats.pxd`. `docs/reasons.md` is made from this list:
+The order is that of the C enum `Reason` in `_reports/counting.pxd`. `docs/reasons.md` is made of
+this list, by
 `python -c "from jaxmarshal.reasons import page; print(page(), end='')" > docs/reasons.md`.
 """
 

@@ -24,7 +24,7 @@ from observe import NothingCompared
 from states import all_states
 from support import aligned
 
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 
 # --- States of the configuration -----------------------------------------------------------------
 
@@ -210,14 +210,14 @@ NOT_HEARD: dict[tuple[Any, str], str] = {
 HANDLERS: list[tuple[str, dict, Any]] = [
     *(
         ("shard_arg_handlers", pxla.shard_arg_handlers, kind)
-        for kind in (array.ArrayImpl, np.ndarray, float, np.float32, _reference.PRNGKeyArray)
+        for kind in (array.ArrayImpl, np.ndarray, float, np.float32, private.PRNGKeyArray)
     ),
     ("global_result_handlers", pxla.global_result_handlers, core.ShapedArray),
     *(
         ("pytype_aval_mappings", core.pytype_aval_mappings, kind)
         for kind in (
             array.ArrayImpl, np.ndarray, bool, int, float, complex, np.float32,
-            _reference.PRNGKeyArray,
+            private.PRNGKeyArray,
         )
     ),
 ]

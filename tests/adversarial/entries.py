@@ -26,7 +26,8 @@ from old_dispatch import compiled as old_compiled
 from support import aligned
 
 import jaxmarshal
-from jaxmarshal import _dispatch_v0_3, fronts
+from jaxmarshal import fronts
+from jaxmarshal._core.entries import v0_3
 from jaxmarshal.compat import dispatch_v0_3
 from jaxmarshal.fronts import filtered
 
@@ -1023,13 +1024,13 @@ def dispatch_module(_: Any) -> Subject:
 
 def _fast() -> bool:
     """Is the side of jaxmarshal being made?"""
-    return bool(jaxmarshal._install.installed_names())
+    return bool(jaxmarshal._jax.patching.installed_names())
 
 
 @entry("dispatch_v0_3")
 def old_dispatch(_: Any) -> Subject:
     """The dispatch API of JAX 0.3; the other side is its Python alone."""
-    _dispatch_v0_3.set_replaced(not _fast())
+    v0_3.set_replaced(not _fast())
     host = aligned(8)
     device = jax.devices()[0]
     run = old_compiled(lambda x: [jnp.log(x), x], good())

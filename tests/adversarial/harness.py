@@ -27,7 +27,8 @@ from observe import NothingCompared, describe, input_leaves
 from states import all_states
 
 import jaxmarshal
-from jaxmarshal import _fusion, _reference
+from jaxmarshal._core.replay import fusion
+from jaxmarshal._jax import private
 
 #: How often the calls are made before the change, during it, and after it.
 WARM, CHANGED, BACK = 3, 2, 2
@@ -43,7 +44,7 @@ def known() -> set[tuple[str, str]]:
     logs that there is one. On JAX's own CPU backend the guard sees it, by a word of the buffer;
     behind the PJRT C API no word says so.
     """
-    hidden = _reference.looks_for_donated and jax.default_backend() != "cpu"
+    hidden = private.looks_for_donated and jax.default_backend() != "cpu"
     return {("donated before", "lines on stderr")} if hidden else set()
 
 
@@ -392,7 +393,7 @@ def _one_side(
         for change in changes:
             concerned = [name for name in subjects if name in (change.entries or subjects)]
             during, after = run.calls(concerned, CHANGED), run.calls(concerned, BACK)
-            _fusion.wait()    # what is compiled on another thread is not under the change
+            fusion.wait()    # what is compiled on another thread is not under the change
             with change.apply([subjects[name] for name in concerned]):
                 run.make(change.name, "after the change", during)
             forget_locals()

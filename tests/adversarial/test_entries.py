@@ -14,7 +14,8 @@ from entries import ABSENT, ENTRIES
 from jax._src import core, dispatch
 
 import jaxmarshal
-from jaxmarshal import _install, fronts
+from jaxmarshal import fronts
+from jaxmarshal._jax import patching
 from jaxmarshal.fronts import filtered
 
 
@@ -30,7 +31,7 @@ def called() -> set[str]:
 
 def test_each_entry_point_is_called():
     """Those of JAX, those of libraries that are there, and jaxmarshal's own."""
-    known = {entry.name for entry in _install.ENTRY_POINTS if entry.active}
+    known = {entry.name for entry in patching.ENTRY_POINTS if entry.active}
     known |= {front.name for front in fronts.FRONTS} - set(ABSENT)
     assert known | {filtered.NAME} <= called()
 

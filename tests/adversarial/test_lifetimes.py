@@ -25,7 +25,7 @@ from old_dispatch import compiled as old_compiled
 from support import DEBUG, aligned
 
 import jaxmarshal
-from jaxmarshal import _install, _reference
+from jaxmarshal._jax import patching, private
 from jaxmarshal.compat import dispatch_v0_3
 
 CALLS = 12
@@ -86,7 +86,7 @@ def test_calls(name):
                     continue
                 left_by(call)    # what is kept once is kept
                 left[side][call.label] = left_by(call)
-                if call.label == "a list" and _reference.stage_primitive is None:
+                if call.label == "a list" and private.stage_primitive is None:
                     # JAX copies the numbers by a jitted function: they are kept as its argument.
                     left[side][call.label] = left[side][call.label][:2]
             del subject, call, early
@@ -333,7 +333,7 @@ def test_memory():
             assert len(jax.live_arrays()) == arrays, name
             assert resident() - before < 40 * SIZE, name
         counts = jaxmarshal.stats()
-        active = [entry.name for entry in _install.ENTRY_POINTS if entry.active]
+        active = [entry.name for entry in patching.ENTRY_POINTS if entry.active]
         slow = [name for name in (*active, *FRONTS) if counts[name]["hits"] < 100]
         # Without a primitive that stages, JAX puts numpy data otherwise.
-        assert slow == ([] if _reference.stage_primitive is not None else ["array"])
+        assert slow == ([] if private.stage_primitive is not None else ["array"])

@@ -36,9 +36,9 @@ def start(configuration):
             assert spec is not None and spec.loader is not None
             sys.modules["jaxmarshal"] = module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
-        from jaxmarshal import _child
+        from jaxmarshal._tools import in_script
 
-        _child.start(json.loads(configuration))
+        in_script.start(json.loads(configuration))
     except Exception as error:  # the program can do without
         sys.modules.pop("jaxmarshal", None)
         print(f"jaxmarshal: not started: {type(error).__name__}: {error}", file=sys.stderr)

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 import jaxmarshal
-from jaxmarshal import _execute, _reference
+from jaxmarshal._core.entries import executables
+from jaxmarshal._jax import private
 from jaxmarshal.benchmarks import inputs
 from jaxmarshal.benchmarks.case import Call, Case, Sides
 
@@ -32,13 +33,13 @@ def _floor(compiled: Any, argument: Any) -> Call:
     leaves = jax.tree.leaves(argument)
     if all(isinstance(x, jax.Array) for x in leaves):
         return lambda: execute(leaves).consume_with_handlers(handlers)
-    put, devices = _reference.batched_device_put, jax.devices()[:1]
+    put, devices = private.batched_device_put, jax.devices()[:1]
     places = []
     for x in leaves:
         if isinstance(x, jax.Array):
             places.append(lambda x=x: x)
         else:
-            done = _reference.device_put(x)
+            done = private.device_put(x)
             places.append(
                 partial(put, done.aval, done.sharding, [np.asarray(x, done.dtype)], devices, True)
             )
@@ -49,8 +50,8 @@ def _ahead(kind: str, tree: str, count: int, spread: bool = False) -> Sides:
     argument = _arguments(kind, tree, count, spread)
     compiled = jax.jit(_first_plus_one, keep_unused=True).lower(argument).compile()
     return Sides(
-        partial(_reference.compiled_call, compiled, argument),
-        partial(_execute.compiled_call, compiled, argument),
+        partial(private.compiled_call, compiled, argument),
+        partial(executables.compiled_call, compiled, argument),
         # Where host data prevail, jaxlib's C++ call itself is the cheapest.
         _floor(compiled, argument) if kind.startswith("arrays") else None,
     )
@@ -69,8 +70,8 @@ def _refused_ahead() -> Sides:
 
     compiled = jax.jit(function).lower(x).compile()
     return Sides(
-        partial(_reference.compiled_call, compiled, x),
-        partial(_execute.compiled_call, compiled, x),
+        partial(private.compiled_call, compiled, x),
+        partial(executables.compiled_call, compiled, x),
     )
 
 
@@ -78,10 +79,10 @@ def _flat(which: str, count: int) -> Sides:
     argument = inputs.leaves("arrays", count)
     compiled = jax.jit(_first_plus_one, keep_unused=True).lower(argument).compile()
     owner = compiled._executable
-    reference, ours = _reference.mesh_executable_call, _execute.mesh_executable_call
+    reference, ours = private.mesh_executable_call, executables.mesh_executable_call
     if which == "unsafe_call":
         owner = owner.unsafe_call
-        reference, ours = _reference.execute_replicated_call, _execute.execute_replicated_call
+        reference, ours = private.execute_replicated_call, executables.execute_replicated_call
     return Sides(
         partial(reference, owner, *argument),
         partial(ours, owner, *argument),
@@ -95,8 +96,8 @@ def _results() -> Sides:
     owner = jax.jit(lambda x, y: (x, y)).lower(*xs).compile()._executable.unsafe_call.out_handler
     buffers = [[x] for x in xs]
     return Sides(
-        partial(_reference.results_handler_call, owner, buffers),
-        partial(_execute.results_handler_call, owner, buffers),
+        partial(private.results_handler_call, owner, buffers),
+        partial(executables.results_handler_call, owner, buffers),
     )
 
 

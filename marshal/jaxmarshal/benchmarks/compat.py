@@ -11,7 +11,7 @@ import numpy as np
 from jax.api_util import debug_info
 from jax.extend import linear_util
 
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 from jaxmarshal.benchmarks import inputs
 from jaxmarshal.benchmarks.case import Case, Sides
 from jaxmarshal.benchmarks.transfers import prepared_put
@@ -22,7 +22,7 @@ def _put(to_device: bool) -> Sides:
     x = np.arange(8, dtype=np.float32)
     args = (x, jax.devices()[0]) if to_device else (x,)
     return Sides(
-        partial(_reference.device_put, *args),
+        partial(private.device_put, *args),
         partial(dispatch_v0_3.device_put, *args),
         prepared_put(x, committed=to_device),
     )
@@ -46,7 +46,7 @@ def _call(count: int) -> Sides:
     execute = computation.xla_executable().execute_sharded
     handlers = mesh.unsafe_call.out_handler.handlers
     return Sides(
-        partial(_reference.mesh_executable_call, mesh, *arrays),
+        partial(private.mesh_executable_call, mesh, *arrays),
         partial(computation.call, *arrays),
         lambda: execute(arrays).consume_with_handlers(handlers),
     )

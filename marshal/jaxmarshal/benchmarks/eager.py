@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 from jaxmarshal.benchmarks.case import Case, Sides
 
 
@@ -111,7 +111,7 @@ def _making(function: Callable[[Any], Any], x: Any) -> Sides:
     """An array of host data, which it may not share; the floor is one put that copies."""
     done = function(x)
     floor = partial(
-        _reference.batched_device_put,
+        private.batched_device_put,
         done.aval, done.sharding, [np.asarray(x, done.dtype)], jax.devices()[:1], False, True,
     )  # fmt: skip
     call = partial(function, x)

@@ -12,7 +12,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from jaxmarshal import _reference, api
+from jaxmarshal import api
+from jaxmarshal._jax import private
 from jaxmarshal.benchmarks import inputs
 from jaxmarshal.benchmarks.case import Case, Sides
 
@@ -39,7 +40,7 @@ def _put() -> Sides:
     """Host data to a spec, whose mesh is the one that is set."""
     args = (_rows(), PartitionSpec("x"))
     return Sides(
-        partial(_reference.device_put, *args), partial(api.device_put, *args),
+        partial(private.device_put, *args), partial(api.device_put, *args),
         context=partial(jax.set_mesh, _mesh()),
     )  # fmt: skip
 
@@ -54,7 +55,7 @@ def meshes_cases() -> Iterator[Case]:
         return one() + one()
 
     def spread() -> tuple[Any, ...]:
-        return (_reference.device_put(_rows(), inputs.over_all_devices()),)
+        return (private.device_put(_rows(), inputs.over_all_devices()),)
 
     def host() -> tuple[Any, ...]:
         return (np.arange(8, dtype=np.float32),)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from jaxmarshal import _install, fronts, stats
+from jaxmarshal import fronts, stats
+from jaxmarshal._jax import patching
 from jaxmarshal.benchmarks import measure, suite
 from jaxmarshal.benchmarks.case import Case, Sides
 from jaxmarshal.fronts import filtered
@@ -115,7 +116,7 @@ def select(names: dict[str, tuple[str, ...]] | None) -> list[tuple[str, Case]]:
 def without_rows(rows: Iterable[Row | Case]) -> list[str]:
     """The active entry points, and fronts of libraries that are there, that no row is about."""
     measured = {row.entry for row in rows}
-    active = [entry.name for entry in _install.ENTRY_POINTS if entry.active]
+    active = [entry.name for entry in patching.ENTRY_POINTS if entry.active]
     active += [front.name for front in fronts.FRONTS if fronts.why_inactive(front) is None]
     return [name for name in (*active, filtered.NAME) if name not in measured]
 

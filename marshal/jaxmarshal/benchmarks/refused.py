@@ -14,7 +14,9 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.sharding import SingleDeviceSharding
 
-from jaxmarshal import _execute, _reference, api
+from jaxmarshal import api
+from jaxmarshal._core.entries import executables
+from jaxmarshal._jax import private
 from jaxmarshal.benchmarks import inputs
 from jaxmarshal.benchmarks.case import Call, Case, Sides
 
@@ -31,8 +33,8 @@ def _installed(make: Callable[[], Call]) -> Sides:
 
 def _keys_to_shard() -> Sides:
     target = SingleDeviceSharding(jax.devices()[0])
-    args = ([target], [None], [_reference.REUSE_INPUT], [jax.random.key(0)])
-    return Sides(partial(_reference.shard_args, *args), partial(api.shard_args, *args))
+    args = ([target], [None], [private.REUSE_INPUT], [jax.random.key(0)])
+    return Sides(partial(private.shard_args, *args), partial(api.shard_args, *args))
 
 
 def _callback(which: str) -> Sides:
@@ -44,10 +46,10 @@ def _callback(which: str) -> Sides:
 
     xs = inputs.leaves("arrays", 1)
     owner: Any = jax.jit(function).lower(*xs).compile()._executable
-    reference, ours = _reference.mesh_executable_call, _execute.mesh_executable_call
+    reference, ours = private.mesh_executable_call, executables.mesh_executable_call
     if which == "unsafe_call":
         owner = owner.unsafe_call
-        reference, ours = _reference.execute_replicated_call, _execute.execute_replicated_call
+        reference, ours = private.execute_replicated_call, executables.execute_replicated_call
     return Sides(partial(reference, owner, *xs), partial(ours, owner, *xs))
 
 

@@ -10,7 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from jaxmarshal import _device_put, _reference, api
+from jaxmarshal import api
+from jaxmarshal._core.entries import device_put
+from jaxmarshal._jax import private
 from jaxmarshal.benchmarks import inputs
 from jaxmarshal.benchmarks.case import Call, Case, Sides
 
@@ -19,7 +21,7 @@ from jaxmarshal.benchmarks.case import Call, Case, Sides
 
 def _sides(args: tuple[Any, ...], floor: Call | None = None, **options: Any) -> Sides:
     return Sides(
-        partial(_reference.device_put, *args, **options),
+        partial(private.device_put, *args, **options),
         partial(api.device_put, *args, **options),
         floor,
     )
@@ -27,10 +29,10 @@ def _sides(args: tuple[Any, ...], floor: Call | None = None, **options: Any) -> 
 
 def prepared_put(x: Any, committed: bool = False) -> Call:
     """The prepared jaxlib call for one host argument on the default device."""
-    done = _reference.device_put(x)
+    done = private.device_put(x)
     host = np.asarray(x, done.dtype)
     return partial(
-        _reference.batched_device_put,
+        private.batched_device_put,
         done.aval, done.sharding, [host], jax.devices()[:1], committed,
     )  # fmt: skip
 
@@ -53,17 +55,17 @@ def _one_numpy(to_device: bool = False) -> Sides:
 
 def _committed() -> Sides:
     device = jax.devices()[0]
-    return _sides((_reference.device_put(np.arange(8, dtype=np.float32), device), device))
+    return _sides((private.device_put(np.arange(8, dtype=np.float32), device), device))
 
 
 def _over_devices(spec: tuple[Any, ...]) -> Sides:
     target = inputs.over_all_devices(spec)
     count = len(jax.devices())
     wide = np.ones((8 * count, 8), np.float32)
-    done = _reference.device_put(wide, target)
+    done = private.device_put(wide, target)
     shards = [wide[i * 8 : i * 8 + 8] for i in range(count)] if spec else [wide] * count
     floor = partial(
-        _reference.batched_device_put, done.aval, target, shards, jax.devices(), True
+        private.batched_device_put, done.aval, target, shards, jax.devices(), True
     )
     return _sides((wide, target), floor)
 
@@ -130,32 +132,32 @@ def device_put_cases() -> Iterator[Case]:
 def _shard_args(kind: str, count: int, spread: bool = False) -> Sides:
     target = inputs.over_all_devices() if spread else SingleDeviceSharding(jax.devices()[0])
     items = inputs.leaves(kind, count, target)
-    args = ([target] * count, [None] * count, [_reference.REUSE_INPUT] * count, items)
+    args = ([target] * count, [None] * count, [private.REUSE_INPUT] * count, items)
     floor = _all([prepared_put(x, True) for x in items]) if kind == "numpy" and not spread else None
     if floor is not None and count == 1:
         floor = prepared_put(items[0], True)
     return Sides(
-        partial(_reference.shard_args, *args), partial(api.shard_args, *args), floor
+        partial(private.shard_args, *args), partial(api.shard_args, *args), floor
     )
 
 
 def _one_buffer() -> Sides:
     x = np.arange(8, dtype=np.float32)
-    done = _reference.device_put(x)
+    done = private.device_put(x)
     args = (done.aval, done.sharding, [x], jax.devices()[:1], True)
     return Sides(
-        partial(_reference.pxla_batched_device_put, *args), partial(api.batched_device_put, *args),
-        partial(_reference.batched_device_put, *args),
+        partial(private.pxla_batched_device_put, *args), partial(api.batched_device_put, *args),
+        partial(private.batched_device_put, *args),
     )  # fmt: skip
 
 
 def _primitive() -> Sides:
     """What the primitive of `device_put` comes to."""
     x = np.arange(8, dtype=np.float32)
-    options = {"devices": [None], "srcs": [None], "copy_semantics": [_reference.REUSE_INPUT]}
+    options = {"devices": [None], "srcs": [None], "copy_semantics": [private.REUSE_INPUT]}
     return Sides(
-        partial(_reference.batched_device_put_impl, x, **options),
-        partial(_device_put.batched_device_put_impl, x, **options),
+        partial(private.batched_device_put_impl, x, **options),
+        partial(device_put.batched_device_put_impl, x, **options),
         prepared_put(x),
     )
 
@@ -164,7 +166,7 @@ def _process_data() -> Sides:
     batch = {"x": np.ones((64, 8), np.float32), "y": np.zeros(64, np.int32)}
     args = (inputs.over_all_devices(), batch)
     return Sides(
-        partial(_reference.make_process_array, *args),
+        partial(private.make_process_array, *args),
         partial(api.make_array_from_process_local_data, *args),
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from jaxmarshal import _activation, _reference
+from jaxmarshal._jax import private
+from jaxmarshal._tools import activation
 
 HELP = "have JAXMARSHAL=on install jaxmarshal in every program of this environment"
 DESCRIPTION = (
@@ -19,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    unsupported = _reference.why_not_supported()
-    print(f"activated: {_activation.activate()}")
+    unsupported = private.why_not_supported()
+    print(f"activated: {activation.activate()}")
     if unsupported:
         print(f"nothing will be accelerated, though: {unsupported}")
     print("now start a program with JAXMARSHAL=on: JAXMARSHAL=on python script.py")

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jaxmarshal import _install
+from jaxmarshal._jax import patching
 from jaxmarshal.commands import CommandError, need
 
 HELP = "compare the cost of calls: JAX, jaxmarshal, and the cheapest jaxlib call"
@@ -229,7 +229,7 @@ def run(options: argparse.Namespace) -> int:
             raise need("matplotlib") from None
     if options.seconds is not None and not options.seconds > 0:
         raise CommandError("--seconds has to be positive")
-    _install.uninstall()    # each case installs what it is about; JAXMARSHAL=on may have before
+    patching.uninstall()    # each case installs what it is about; JAXMARSHAL=on may have before
     from jaxmarshal.benchmarks import page, results, suite
 
     if options.never_slower:

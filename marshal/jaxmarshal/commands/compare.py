@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from jaxmarshal import _compare, _compare_text, _doctor, _flame, _profile, _script
-from jaxmarshal._profile import OURS, PLAIN
+from jaxmarshal._reports import doctor
+from jaxmarshal._tools import comparison, comparison_text, flame, launch, profiles
+from jaxmarshal._tools.profiles import OURS, PLAIN
 from jaxmarshal.commands import CommandError, need
 
 HELP = "run a script without and with jaxmarshal, and show where host time goes"
@@ -39,7 +40,7 @@ def _interval(text: str) -> float:
 
 
 def _warmup(text: str) -> dict[str, float | int | None]:
-    """What `--warmup` says, as `_phases.Phases` takes it."""
+    """What `--warmup` says, as `first_calls.Phases` takes it."""
     number = text.removesuffix("s")
     try:
         if number != text:
@@ -56,8 +57,8 @@ def _warmup(text: str) -> dict[str, float | int | None]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = _script.USAGE.format("compare")
-    _script.add_arguments(parser)
+    parser.usage = launch.USAGE.format("compare")
+    launch.add_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything recorded there")
     parser.add_argument(
         "--html",
@@ -91,9 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    target = _script.target(options)
-    only = _script.entry_points(options)
-    command = _script.command(target)
+    target = launch.target(options)
+    only = launch.entry_points(options)
+    command = launch.command(target)
     if importlib.util.find_spec("pyinstrument") is None:
         raise need("pyinstrument")
     for path in (options.json, options.html):
@@ -165,8 +166,8 @@ def _report(
     if options.html is not None:
         samples = {name: recorded["samples"] for name, (_, recorded) in runs.items()}
         file = _speedscope_file(options.html)
-        file.write_text(json.dumps(_profile.speedscope(" ".join(target), samples)) + "\n")
-        options.html.write_text(_flame.page(result, file.name), encoding="utf-8")
+        file.write_text(json.dumps(profiles.speedscope(" ".join(target), samples)) + "\n")
+        options.html.write_text(flame.page(result, file.name), encoding="utf-8")
 
 
 def _speedscope_file(page: Path) -> Path:
@@ -210,7 +211,7 @@ def _run_once(
     name: str, command: list[str], configuration: dict[str, Any], position: int | None
 ) -> int:
     """One run in a process of its own, with these streams; its status, negative for a signal."""
-    environment = _script.environment(configuration)
+    environment = launch.environment(configuration)
     if position is not None:
         os.lseek(0, position, os.SEEK_SET)
     _say(f"run: {name}")
@@ -238,38 +239,38 @@ def _result(
     target: list[str], options: argparse.Namespace, runs: dict[str, tuple[int, Any]]
 ) -> dict[str, Any]:
     """The runs as plain data: what `--json` writes."""
-    notes = list(_compare.NOTES)
+    notes = list(comparison.NOTES)
     if OURS in runs and not runs[OURS][1]["installed"]:
         notes.insert(0, "jaxmarshal was not installed in the second run: see doctor.")
     found = {
         name: {
             "exit_status": status,
             **{key: recorded[key] for key in ("seconds", "installed", "stats")},
-            "profile": _profile.tree(recorded["samples"]),
-            "steady_profile": _profile.tree(recorded["samples"], steady_only=True),
+            "profile": profiles.tree(recorded["samples"]),
+            "steady_profile": profiles.tree(recorded["samples"], steady_only=True),
         }
         for name, (status, recorded) in runs.items()
     }
     recorded = {name: run[1]["sites"] for name, run in runs.items()}
-    profiles = {name: run["steady_profile"] for name, run in found.items()}
+    steady = {name: run["steady_profile"] for name, run in found.items()}
     empty = {"time": 0.0, "children": [], "name": "all", "file": "", "kind": "library"}
     return {
         "script": target,
-        "versions": _doctor.versions(),
+        "versions": doctor.versions(),
         "interval": options.interval,
         "warmup": options.warmup,
         "notes": notes,
         "runs": found,
-        "sites": _compare.sites(recorded.get(PLAIN, []), recorded.get(OURS, [])),
-        "functions": _profile.functions(profiles.get(PLAIN, empty), profiles.get(OURS, empty)),
+        "sites": comparison.sites(recorded.get(PLAIN, []), recorded.get(OURS, [])),
+        "functions": profiles.functions(steady.get(PLAIN, empty), steady.get(OURS, empty)),
     }
 
 
 def _show(result: dict[str, Any]) -> None:
     times = ", ".join(f"{name} {run['seconds']:.3f} s" for name, run in result["runs"].items())
     _say(f"{times}, from the end of JAX's import to the exit")
-    _say(_compare_text.summary(result))
-    for table in _compare_text.tables(result):
-        _compare_text.print_table(table)
+    _say(comparison_text.summary(result))
+    for table in comparison_text.tables(result):
+        comparison_text.print_table(table)
     for note in result["notes"]:
-        _compare_text.print_text(f"note: {note}")
+        comparison_text.print_text(f"note: {note}")

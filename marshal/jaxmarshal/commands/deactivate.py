@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from jaxmarshal import _activation
+from jaxmarshal._tools import activation
 
 HELP = "undo activate"
 DESCRIPTION = "Removes the file that `activate` put into site-packages."
@@ -15,6 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    file = _activation.deactivate()
+    file = activation.deactivate()
     print(f"removed: {file}" if file else "it was not activated: nothing to remove")
     return 0

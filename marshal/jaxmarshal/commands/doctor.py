@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from jaxmarshal import _doctor
+from jaxmarshal._reports import doctor
 
 HELP = "what is active here, and why something is not"
 DESCRIPTION = (
@@ -65,9 +65,9 @@ def _speed() -> tuple[list[dict[str, Any]], str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    facts = _doctor.examine()
+    facts = doctor.examine()
     healthy = not facts["not_supported"] and "backend_error" not in facts
-    text = _doctor.report(facts)
+    text = doctor.report(facts)
     if options.check and "backend_error" not in facts:
         passed, facts["check"], found = _check()
         healthy = healthy and passed

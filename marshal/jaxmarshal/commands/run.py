@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 
-from jaxmarshal import _malloc, _reference, _script
+from jaxmarshal._jax import private
+from jaxmarshal._tools import launch, malloc
 from jaxmarshal.commands import CommandError
 
 HELP = "run a script with jaxmarshal installed"
@@ -17,8 +18,8 @@ DESCRIPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = _script.USAGE.format("run")
-    _script.add_arguments(parser)
+    parser.usage = launch.USAGE.format("run")
+    launch.add_arguments(parser)
     parser.add_argument(
         "--report",
         action="store_true",
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--malloc",
-        choices=sorted(_malloc.ALLOCATORS),
+        choices=sorted(malloc.ALLOCATORS),
         help="preload this malloc (Linux): other speed and memory use of host allocations; "
         "numpy arrays are aligned otherwise, so more or fewer of them are shared with JAX "
         "without a copy",
@@ -41,19 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    target = _script.target(options)
-    if options.no_tracebacks and _reference.set_tracebacks_enabled is None:
+    target = launch.target(options)
+    if options.no_tracebacks and private.set_tracebacks_enabled is None:
         raise CommandError("--no-tracebacks: the installed jaxlib has no such switch")
     configuration = {
         "install": True,
-        "only": _script.entry_points(options),
+        "only": launch.entry_points(options),
         "tracebacks": not options.no_tracebacks,
         "report": options.report,
     }
-    preload = _malloc.find(options.malloc) if options.malloc else None
-    command = _script.command(target)
-    environment = _script.environment(configuration, preload)
-    unsupported = _reference.why_not_supported()
+    preload = malloc.find(options.malloc) if options.malloc else None
+    command = launch.command(target)
+    environment = launch.environment(configuration, preload)
+    unsupported = private.why_not_supported()
     if unsupported:
         print(f"jaxmarshal run: nothing is accelerated: {unsupported}", file=sys.stderr)
     sys.stdout.flush()

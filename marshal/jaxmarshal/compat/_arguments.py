@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.extend.backend import get_backend
 
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 
 #: (abstract value, device that the argument is bound to or None)
 ArgSpec = tuple[Any, Any]
@@ -20,7 +20,7 @@ def arg_spec(x: Any) -> ArgSpec:
     Raises:
       TypeError: for a value without an abstract value.
     """
-    return _reference.abstractify(x), _bound_device(x)
+    return private.abstractify(x), _bound_device(x)
 
 
 def _bound_device(x: Any) -> Any:

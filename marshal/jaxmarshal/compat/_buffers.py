@@ -13,10 +13,12 @@ import numpy as np
 from jax.extend import core
 from jax.sharding import SingleDeviceSharding
 
-from jaxmarshal import _dispatch_v0_3, _reference, api
+from jaxmarshal import api
+from jaxmarshal._core.entries import v0_3
+from jaxmarshal._jax import private
 from jaxmarshal.compat._handlers import aval_to_result_handler, on_one_device
 
-Buffer = _reference.ArrayImpl
+Buffer = private.ArrayImpl
 
 #: The types of Python's numbers.
 _scalar_types = dict.fromkeys((bool, int, float, complex)).keys()
@@ -35,7 +37,7 @@ def _host_array(x: Any) -> Any:
     """
     if getattr(x, "dtype", None) == jax.dtypes.float0:
         return x
-    canonical = _reference.canonicalize_value(x)
+    canonical = private.canonicalize_value(x)
     return np.asarray(x, getattr(canonical, "dtype", None))
 
 
@@ -52,7 +54,7 @@ def _canonicalize(x: Any) -> Any:
 
 def put_now(x: Any, target: Any) -> Any:
     """Put a value on a device or over those of a sharding, also while a trace is going on."""
-    if _reference.trace_state_clean is None or _reference.trace_state_clean():
+    if private.trace_state_clean is None or private.trace_state_clean():
         return api.device_put(x, target)
     with jax.ensure_compile_time_eval():
         return api.device_put(x, target)
@@ -69,7 +71,7 @@ def put_by_handler(x: Any, device: Any) -> tuple[Any, ...]:
     return handler(x, device)
 
 
-device_put = _dispatch_v0_3.device_put
+device_put = v0_3.device_put
 
 
 def _device_put_array(x: Any, device: Any) -> tuple[Any, ...]:
@@ -143,10 +145,10 @@ def _device_put_impl(x: Any, device: Any = None) -> Any:
     Raises:
       TypeError: for a value without an abstract value.
     """
-    if isinstance(x, _reference.ArrayImpl):
+    if isinstance(x, private.ArrayImpl):
         return _copy_device_array_to_device(x, device)
     try:
-        aval = _reference.abstractify(x)
+        aval = private.abstractify(x)
     except TypeError as error:
         raise TypeError(
             f"Argument '{x}' of type {type(x)} is not a valid JAX type"
@@ -155,7 +157,7 @@ def _device_put_impl(x: Any, device: Any = None) -> Any:
 
 
 #: Today's primitive.
-device_put_p = _reference.device_put_primitive
+device_put_p = private.device_put_primitive
 
 
 def _device_put_lowering(ctx: Any, avals_in: Any, avals_out: Any, x: Any, *, device: Any) -> Any:
@@ -163,18 +165,18 @@ def _device_put_lowering(ctx: Any, avals_in: Any, avals_out: Any, x: Any, *, dev
     return [x]
 
 
-_HOST_TYPES = frozenset([np.ndarray, *_reference.numpy_scalars(), *_scalar_types])
+_HOST_TYPES = frozenset([np.ndarray, *private.numpy_scalars(), *_scalar_types])
 
 device_put_handlers.update(dict.fromkeys(_HOST_TYPES, _device_put_array))
 device_put_handlers.update(dict.fromkeys(_scalar_types, _device_put_scalar))
 device_put_handlers[core.Token] = _device_put_token
 for _type, _handler in (
-    (_reference.ArrayImpl, _device_put_device_array),
-    (_reference.PRNGKeyArray, _device_put_key),
-    (_reference.TypedNdArray, _device_put_scalar),
-    *((_typed, _device_put_scalar) for _typed in _reference.typed_scalar_types),
+    (private.ArrayImpl, _device_put_device_array),
+    (private.PRNGKeyArray, _device_put_key),
+    (private.TypedNdArray, _device_put_scalar),
+    *((_typed, _device_put_scalar) for _typed in private.typed_scalar_types),
 ):
     if _type is not None:
         device_put_handlers[_type] = _handler
 
-_dispatch_v0_3.bind_put(device_put_handlers, put_by_handler)
+v0_3.bind_put(device_put_handlers, put_by_handler)

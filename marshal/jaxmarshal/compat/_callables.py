@@ -16,7 +16,7 @@ from jax.extend import core
 from jax.extend import linear_util as lu
 from jax.extend.backend import get_backend
 
-from jaxmarshal.compat import _reference
+from jaxmarshal._jax import private_v0_3
 from jaxmarshal.compat._arguments import (
     _device_from_arg_devices,
     _xla_callable_device,
@@ -55,7 +55,7 @@ def _primitive_callable(prim: Any, *arg_specs: Any, **params: Any) -> Any:
 
 
 # JAX's own cache also looks at the configuration.
-_cache = functools.cache if _reference.cache is None else _reference.cache()
+_cache = functools.cache if private_v0_3.cache is None else private_v0_3.cache()
 _cached_primitive_callable = _cache(_primitive_callable)
 
 
@@ -164,7 +164,7 @@ def lower_xla_callable(
     _log_compilation(fun, in_avals)
     _check_replicas(name, jaxpr, nreps, client)
     module = _lower(fun.__name__, core.ClosedJaxpr(jaxpr, consts), client.platform, donated)
-    tuple_args = _reference.should_tuple_args
+    tuple_args = private_v0_3.should_tuple_args
     return XlaComputation(
         name, module, False, donated, nreps=nreps, device=device, backend=client,
         tuple_args=bool(tuple_args and tuple_args(len(in_avals), client.platform)),
@@ -223,7 +223,7 @@ def _lower(name: str, jaxpr: Any, platform: str, donated: Sequence[bool]) -> Any
         *map(_struct, jaxpr.in_avals)
     )
     lowered = traced.lower(lowering_platforms=(platform,))
-    facts = _reference.lowering_facts(lowered)
+    facts = private_v0_3.lowering_facts(lowered)
     if facts.get("ordered_effects") or facts.get("unordered_effects"):
         raise NotImplementedError(f"{name} has effects: call it through jax.jit")
     if facts.get("host_callbacks"):

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmarshal.compat import _reference
+from jaxmarshal._jax import private_v0_3
 
 logger = logging.getLogger("jaxmarshal.dispatch_v0_3")
 
@@ -82,7 +82,7 @@ def default_devices(backend: Any, count: int) -> list[Any]:
 def _devices_of(backend: Any, options: Any) -> list[Any]:
     if options.device_assignment is None:
         return default_devices(backend, options.num_replicas)
-    return _reference.replica_devices(backend, options.device_assignment)
+    return private_v0_3.replica_devices(backend, options.device_assignment)
 
 
 @jax.profiler.annotate_function
@@ -97,15 +97,15 @@ def backend_compile(backend: Any, built_c: Any, options: Any) -> Any:
     Returns:
       The loaded executable.
     """
-    _reference.need("HAVE_COMPILE")
+    private_v0_3.need("HAVE_COMPILE")
     if _is_hlo(built_c):
-        built_c = _reference.mlir_of_hlo(built_c)
-    devices = _reference.DeviceList(tuple(_devices_of(backend, options)))
+        built_c = private_v0_3.mlir_of_hlo(built_c)
+    devices = private_v0_3.DeviceList(tuple(_devices_of(backend, options)))
     return backend.compile_and_load(built_c, devices, options)
 
 
 def _is_hlo(computation: Any) -> bool:
-    return _reference.HAVE_HLO and isinstance(computation, _reference.HloComputation)
+    return private_v0_3.HAVE_HLO and isinstance(computation, private_v0_3.HloComputation)
 
 
 def _make_string_safe_for_filename(s: str) -> str:
@@ -137,15 +137,15 @@ def compile_or_get_cached(backend: Any, computation: Any, compile_options: Any) 
     Returns:
       The loaded executable.
     """
-    _reference.need("HAVE_COMPILE")
+    private_v0_3.need("HAVE_COMPILE")
     module = None if isinstance(computation, str) or _is_hlo(computation) else computation
     if _has_cache(backend):
-        text = _reference.mlir_of_hlo(computation) if _is_hlo(computation) else computation
-        module = _reference.parse_module(text) if module is None else module
+        text = private_v0_3.mlir_of_hlo(computation) if _is_hlo(computation) else computation
+        module = private_v0_3.parse_module(text) if module is None else module
         devices = _devices_of(backend, compile_options)
-        return _reference.compile_or_get_cached(
+        return private_v0_3.compile_or_get_cached(
             backend, module, np.array(devices), compile_options, [],
-            _reference.DeviceList(tuple(devices)),
+            private_v0_3.DeviceList(tuple(devices)),
         )  # fmt: skip
     if FLAGS.jax_dump_ir_to:
         _dump_ir_to_file(*_name_and_text(computation, module))
@@ -154,14 +154,14 @@ def compile_or_get_cached(backend: Any, computation: Any, compile_options: Any) 
 
 def _has_cache(backend: Any) -> bool:
     """Is there a persistent cache for this backend?"""
-    if not _reference.HAVE_CACHE or not jax.config.jax_compilation_cache_dir:
+    if not private_v0_3.HAVE_CACHE or not jax.config.jax_compilation_cache_dir:
         return False
-    return _reference.is_cache_used(backend)
+    return private_v0_3.is_cache_used(backend)
 
 
 def _name_and_text(computation: Any, module: Any) -> tuple[str, str]:
     if module is not None:
-        return _reference.module_name(module), _reference.module_to_string(module)
+        return private_v0_3.module_name(module), private_v0_3.module_to_string(module)
     if _is_hlo(computation):
-        return computation.name(), _reference.mlir_of_hlo(computation)
-    return _reference.module_name(_reference.parse_module(computation)), computation
+        return computation.name(), private_v0_3.mlir_of_hlo(computation)
+    return private_v0_3.module_name(private_v0_3.parse_module(computation)), computation

@@ -8,8 +8,8 @@ from typing import Any
 
 from jax.api_util import safe_map
 
-from jaxmarshal import _dispatch_v0_3
-from jaxmarshal.compat import _reference
+from jaxmarshal._core.entries import v0_3
+from jaxmarshal._jax import private_v0_3
 from jaxmarshal.compat._arguments import arg_spec
 from jaxmarshal.compat._compile import compile_options, compile_or_get_cached, log_elapsed_time
 from jaxmarshal.compat._execution import (
@@ -55,11 +55,11 @@ class XlaComputation:
         """
         if self.is_trivial():
             raise ValueError("A trivial computation has no HLO")
-        _reference.need("HAVE_HLO")
-        if isinstance(self._hlo, _reference.HloComputation):
+        private_v0_3.need("HAVE_HLO")
+        if isinstance(self._hlo, private_v0_3.HloComputation):
             return self._hlo
-        return _reference.hlo_of_mlir(
-            _reference.module_to_string(self._hlo), use_tuple_args=self.compile_args["tuple_args"]
+        return private_v0_3.hlo_of_mlir(
+            private_v0_3.module_to_string(self._hlo), use_tuple_args=self.compile_args["tuple_args"]
         )
 
     def mhlo(self) -> str:
@@ -70,10 +70,10 @@ class XlaComputation:
         """
         if self.is_trivial():
             raise ValueError("A trivial computation has no MHLO")
-        _reference.need("HAVE_COMPILE")
-        if _reference.HAVE_HLO and isinstance(self._hlo, _reference.HloComputation):
-            return _reference.mlir_of_hlo(self._hlo)
-        return _reference.module_to_string(self._hlo)
+        private_v0_3.need("HAVE_COMPILE")
+        if private_v0_3.HAVE_HLO and isinstance(self._hlo, private_v0_3.HloComputation):
+            return private_v0_3.mlir_of_hlo(self._hlo)
+        return private_v0_3.module_to_string(self._hlo)
 
     def compile(self) -> XlaCompiledComputation:
         """The compiled computation, the same one each time."""
@@ -158,7 +158,7 @@ class XlaCompiledComputation:
         )
         return XlaCompiledComputation(None, in_avals, kept_var_idx, unsafe_call)
 
-    @_dispatch_v0_3.bind_call
+    @v0_3.bind_call
     def call(self, *args: Any) -> Any:
         """Run the computation with these arguments.
 
@@ -184,7 +184,7 @@ def check_arg_avals_for_call(ref_avals: Sequence[Any], arg_avals: Sequence[Any])
         raise TypeError(
             f"Computation compiled for {len(ref_avals)} inputs but called with {len(arg_avals)}"
         )
-    if all(map(_reference.typematch, ref_avals, arg_avals)):
+    if all(map(private_v0_3.typematch, ref_avals, arg_avals)):
         return
     compiled_for, called_with = (", ".join(map(str, avals)) for avals in (ref_avals, arg_avals))
     raise TypeError(

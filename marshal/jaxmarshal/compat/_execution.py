@@ -12,8 +12,9 @@ from jax.experimental.layout import Format, Layout
 from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxmarshal import _dispatch_v0_3, _reference
-from jaxmarshal.compat import _reference as _more
+from jaxmarshal._core.entries import v0_3
+from jaxmarshal._jax import private
+from jaxmarshal._jax import private_v0_3 as _more
 from jaxmarshal.compat._buffers import (
     _copy_device_array_to_device,
     device_put,
@@ -116,7 +117,7 @@ def _execute_replicated(
 def _put_replicated(x: Any, devices: list[Any], sharding: Any) -> list[Any]:
     """Every buffer of a value, each as an array over all devices."""
     handler = device_put_handlers.get(type(x))
-    if handler is not None and handler is _dispatch_v0_3.first_handler(type(x)):
+    if handler is not None and handler is v0_3.first_handler(type(x)):
         return [put_now(x, sharding)]
     buffers = [device_put(x, device) for device in devices]
     return [
@@ -146,7 +147,7 @@ def _execute_trivial(
     results = [v.val if type(v) is core.Literal else values[v] for v in jaxpr.outvars]
     return [
         _copy_device_array_to_device(x, device)
-        if isinstance(x, _reference.ArrayImpl)
+        if isinstance(x, private.ArrayImpl)
         else handler(*device_put(x, device))
         for handler, x in _strict_zip(handlers, results)
     ]
@@ -159,7 +160,7 @@ class Execution(functools.partial):
       unsafe_call: today's object for the executable, of which a plan is made, or None.
     """
 
-    __call__ = _dispatch_v0_3.run_execution
+    __call__ = v0_3.run_execution
 
     @functools.cached_property
     def unsafe_call(self) -> Any:

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from jaxmarshal import _reference
-from jaxmarshal.compat import _reference as _more
+from jaxmarshal._jax import private
+from jaxmarshal._jax import private_v0_3 as _more
 
 #: Type of an abstract value -> how many buffers such a value has in the runtime.
 num_buffers_handlers: dict[Any, Callable[[Any], int]] = {}
@@ -72,7 +72,7 @@ class ArrayHandler:
     def on(self, sharding: Any) -> Any:
         """Today's handler of the runtime, for buffers that are placed like this."""
         committed = self.sticky_device is not None
-        return _reference.result_handler(self.aval, sharding, committed)
+        return private.result_handler(self.aval, sharding, committed)
 
     def __call__(self, buf: Any) -> Any:
         return self.on(buf.sharding)([buf])
@@ -93,9 +93,9 @@ def on_one_device(x: Any) -> bool:
 if _more.AbstractToken is not None:
     num_buffers_handlers[_more.AbstractToken] = lambda _: 1
     result_handlers[_more.AbstractToken] = lambda _, __: core.Token
-if _reference.ShapedArray is not None:
-    num_buffers_handlers[_reference.ShapedArray] = lambda _: 1
-    result_handlers[_reference.ShapedArray] = array_result_handler
+if private.ShapedArray is not None:
+    num_buffers_handlers[private.ShapedArray] = lambda _: 1
+    result_handlers[private.ShapedArray] = array_result_handler
 
 
 def needs_check_special() -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend import core
 
-from jaxmarshal.compat import _reference
+from jaxmarshal._jax import private_v0_3
 
 #: Applied to every jaxpr before it is lowered, unless None. Assign to
 #: `dispatch_v0_3.outfeed_rewriter`.
@@ -18,14 +18,14 @@ def jaxpr_literals(jaxpr: Any) -> Iterator[Any]:
     """The values of the literals that the equations of a jaxpr take, sub-jaxprs included."""
     for eqn in jaxpr.eqns:
         yield from (v.val for v in eqn.invars if type(v) is core.Literal)
-    for inner in _reference.subjaxprs(jaxpr):
+    for inner in private_v0_3.subjaxprs(jaxpr):
         yield from jaxpr_literals(inner)
 
 
 def jaxpr_has_pmap(jaxpr: Any) -> bool:
     """Is there an equation with "xla_pmap" in its primitive's name, at any depth?"""
     return any("xla_pmap" in eqn.primitive.name for eqn in jaxpr.eqns) or any(
-        jaxpr_has_pmap(inner) for inner in _reference.subjaxprs(jaxpr)
+        jaxpr_has_pmap(inner) for inner in private_v0_3.subjaxprs(jaxpr)
     )
 
 
@@ -50,7 +50,7 @@ def eqn_replicas(eqn: Any) -> int:
 
 def initial_style_primitive_replicas(params: dict[str, Any]) -> int:
     """The most replicas that a jaxpr among an equation's parameters needs, at least 1."""
-    return max(map(jaxpr_replicas, _reference.jaxprs_in_params(params)), default=1)
+    return max(map(jaxpr_replicas, private_v0_3.jaxprs_in_params(params)), default=1)
 
 
 def apply_outfeed_rewriter(jaxpr: Any) -> Any:

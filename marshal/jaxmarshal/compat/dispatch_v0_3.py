@@ -19,8 +19,9 @@ from typing import Any
 
 from jax.api_util import safe_map
 
-from jaxmarshal import _dispatch_v0_3
-from jaxmarshal import _reference as _main
+from jaxmarshal._core.entries import v0_3
+from jaxmarshal._jax import private as _main
+from jaxmarshal._jax import private_v0_3
 from jaxmarshal.compat import (
     _arguments,
     _buffers,
@@ -30,7 +31,6 @@ from jaxmarshal.compat import (
     _execution,
     _handlers,
     _queries,
-    _reference,
 )
 from jaxmarshal.compat._arguments import (
     ArgSpec,
@@ -100,12 +100,12 @@ from jaxmarshal.compat._queries import (
 )
 
 MYPY = False
-xe = _reference.extension
-Backend = _reference.Client
+xe = private_v0_3.extension
+Backend = private_v0_3.Client
 Device = _main.Device
-XlaExecutable = _reference.LoadedExecutable
+XlaExecutable = private_v0_3.LoadedExecutable
 map, unsafe_map = safe_map, builtins.map
-zip, unsafe_zip = _reference.safe_zip or partial(builtins.zip, strict=True), builtins.zip
+zip, unsafe_zip = private_v0_3.safe_zip or partial(builtins.zip, strict=True), builtins.zip
 
 #: Names that no living thing stands for -> why, and what to use.
 _GONE = {
@@ -142,7 +142,7 @@ class _Gathered(types.ModuleType):
             if name in vars(part):
                 setattr(part, name, value)
         replaced = any(vars(self)[name] is not original for name, original in _ORIGINALS.items())
-        _dispatch_v0_3.set_replaced(replaced)
+        v0_3.set_replaced(replaced)
 
 
 # Where one of these is replaced, the calls that would go past it take the way through Python.

@@ -15,7 +15,8 @@ from importlib import import_module, metadata
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from jaxmarshal import _reference, _stats
+from jaxmarshal._jax import private
+from jaxmarshal._reports import counting
 from jaxmarshal._startup.hook import Finder
 
 logger = logging.getLogger("jaxmarshal")
@@ -34,7 +35,7 @@ class Front:
       home: the module of jaxmarshal with `install()`, `uninstall()`, which may be called at any
         time; `explained(f)`: the replacement of the function that calls `f`, or None; and
         `place()`: the class whose `__call__` it replaces and the library's own `__call__`, or None.
-      capability: the flag of `_reference` that it needs.
+      capability: the flag of `private` that it needs.
     """
 
     name: str
@@ -55,7 +56,7 @@ FRONTS: tuple[Front, ...] = (
 )
 
 for _front in FRONTS:
-    _stats.register(_front.name)
+    counting.register(_front.name)
 
 _installed: dict[str, Front] = {}
 #: Name of a front -> what waits for the import of its library; None while that is under way.
@@ -75,14 +76,14 @@ def version_of(front: Front) -> str | None:
 
 def why_inactive(front: Front) -> str | None:
     """Why a front cannot be installed here, or None."""
-    if _reference.why_not_supported():
-        return _reference.why_not_supported()
-    if not getattr(_reference, front.capability):
-        return "JAX lacks " + ", ".join(_reference.lacking[front.capability])
+    if private.why_not_supported():
+        return private.why_not_supported()
+    if not getattr(private, front.capability):
+        return "JAX lacks " + ", ".join(private.lacking[front.capability])
     version = version_of(front)
     if version is None:
         return f"{front.distribution} is not there"
-    if not front.lower <= _reference.version_tuple(version) < front.upper:
+    if not front.lower <= private.version_tuple(version) < front.upper:
         low, high = (".".join(map(str, bound)) for bound in (front.lower, front.upper))
         return f"{front.distribution} {version} is outside the supported range >={low},<{high}"
     return _failed.get(front.name)
@@ -147,7 +148,7 @@ def _wait(front: Front) -> None:
         return
 
     def imported() -> None:
-        from jaxmarshal import _install as installing
+        from jaxmarshal._jax import patching as installing
 
         _complete.add(front.library)
         if _waiting.pop(front.name, front) is not front:

@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 
-from jaxmarshal import _filtered, _reference, _rules
+from jaxmarshal._core.context import bypassed
+from jaxmarshal._core.entries import filtered
+from jaxmarshal._jax import private
 
 _jit = import_module("equinox._jit")
 _compile_utils = import_module("equinox._compile_utils")
@@ -61,7 +63,7 @@ def _names_of(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     They are those that its functions go by which JAX has: what equinox makes of these very names
     has the same code.
     """
-    registered = _reference.pytree_node_types.get(cls)
+    registered = private.pytree_node_types.get(cls)
     if registered is None or not issubclass(cls, _module.Module) or not _is_read_plainly(cls):
         return None
     fields = dataclasses.fields(cls)
@@ -80,7 +82,7 @@ def _names_of(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     )
 
 
-_accelerated = _filtered.make_front(
+_accelerated = filtered.make_front(
     "equinox_filter_jit",
     _wrapper,
     _reference_call,
@@ -93,7 +95,7 @@ _accelerated = _filtered.make_front(
     logging.getLogger("jax._src.callback"),
     _jit._FilterCallback,
 )
-_rules.put_in_place_of(_reference_call, _accelerated)
+bypassed.put_in_place_of(_reference_call, _accelerated)
 
 
 def install() -> None:

@@ -17,8 +17,9 @@ from typing import Any
 import jax
 from flax.nnx import graphlib, pytreelib, statelib, variablelib
 
-from jaxmarshal import _front_nnx, _reference
-from jaxmarshal._front_nnx import Kind, Part, Write
+from jaxmarshal._core.entries import nnx_jit
+from jaxmarshal._core.entries.nnx_jit import Kind, Part, Write
+from jaxmarshal._jax import private
 
 _KINDS = {
     list: Kind.LIST,
@@ -230,7 +231,7 @@ def maker(node_states: type) -> Callable[[Any], Any]:
         return type(obj) is node_states
 
     def number_of(leaf: Any) -> int:
-        if type(leaf) is _reference.PRNGKeyArray:
+        if type(leaf) is private.PRNGKeyArray:
             return int(leaf._base_array.number)
         _check(type(leaf) is int)
         return int(leaf)
@@ -255,15 +256,15 @@ def maker(node_states: type) -> Callable[[Any], Any]:
         return -1 - numbers[node.index]
 
     def make(inner: Any) -> Any:
-        _check(all(map(_is_static_as_it_is, _front_nnx.static_values(inner))))
-        _check(all(map(is_plain_namedtuple, _front_nnx.named_types(inner))))
+        _check(all(map(_is_static_as_it_is, nnx_jit.static_values(inner))))
+        _check(all(map(is_plain_namedtuple, nnx_jit.named_types(inner))))
         numbers: dict[int, int] = {}
         before = []
-        for treedef in _front_nnx.descriptions(inner):
+        for treedef in nnx_jit.descriptions(inner):
             split = treedef.unflatten(range(treedef.num_leaves))
             _check(is_split(split))
             before.append(read(split, numbers, False))
-        args, kwargs, out = _front_nnx.numbered_results(inner)
+        args, kwargs, out = nnx_jit.numbered_results(inner)
         updated = jax.tree.leaves((args, kwargs), is_leaf=is_split)
         _check(len(updated) == len(before))
         numbers = {}
@@ -280,9 +281,9 @@ def maker(node_states: type) -> Callable[[Any], Any]:
         keys = [
             (leaf._base_array.number, leaf._base_array.impl)
             for leaf in jax.tree.leaves((args, kwargs, out))
-            if type(leaf) is _reference.PRNGKeyArray
+            if type(leaf) is private.PRNGKeyArray
         ]
-        return _front_nnx.make_graph_plan(
+        return nnx_jit.make_graph_plan(
             inner, before, writes, keys, returned, first, None if plain else sources
         )
 

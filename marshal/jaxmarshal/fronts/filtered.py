@@ -2,7 +2,7 @@
 
 Leaves that are arrays are traced; all others are static. The Python code below is the reference: it
 performs each call that is not recognised, and all that is recorded is seen while it does. The
-arguments go to the jitted function as `_filtered_plan` reads them: two dicts of arrays, what is
+arguments go to the jitted function as `make_filtered` reads them: two dicts of arrays, what is
 donated and what is kept, and the static parts.
 """
 
@@ -16,14 +16,16 @@ from typing import Any, Literal, TypeAlias, get_args, overload
 import jax
 import numpy as np
 
-from jaxmarshal import _filtered, _jit, _reference, _stats
+from jaxmarshal._core.entries import filtered, jit
+from jaxmarshal._jax import private
+from jaxmarshal._reports import counting
 
 __all__ = ["FilterJit", "filter_jit"]
 
 Donate: TypeAlias = Literal["none", "all", "all-except-first"]
 
 NAME = "filter_jit"
-_stats.register(NAME)
+counting.register(NAME)
 
 _HOLE = object()    # where an array is, among what a result has beside its arrays
 
@@ -123,7 +125,7 @@ def _jitted(function: Callable[..., Any], donates: bool) -> Any:
 
     for name in ("__name__", "__qualname__"):
         setattr(on_arrays, name, getattr(function, name, type(function).__name__))
-    return _jit.jit(on_arrays, donate_argnums=0 if donates else (), static_argnums=2)
+    return jit.jit(on_arrays, donate_argnums=0 if donates else (), static_argnums=2)
 
 
 def reference_call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -173,8 +175,8 @@ class FilterJit:
 
 
 accelerated: Any = None
-if _reference.HAVE_EAGER and not _reference.why_not_supported():
-    accelerated = FilterJit.__call__ = _filtered.make_front(  # type: ignore[method-assign]
+if private.HAVE_EAGER and not private.why_not_supported():
+    accelerated = FilterJit.__call__ = filtered.make_front(  # type: ignore[method-assign]
         NAME, FilterJit, reference_call, [jax.tree_util], lambda cls: None, lambda cls: True,
         _put_together, _Nothing(), (), marks=False, by_type=True,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """The front of `flax.nnx.jit`: what of the library it needs, and where it is put.
 
-Imported after `flax.nnx` only. How a call goes is in `_front_nnx.pyx`, and how plans are made in
-`_nnx_graphs.py`.
+Imported after `flax.nnx` only. How a call goes is in `_core/entries/nnx_jit.pyx`, and how plans
+are made in `_nnx_graphs.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import re
 from functools import cache
 from typing import Any
 
-from jaxmarshal import _front_nnx, _reference, _rules
+from jaxmarshal._core.context import bypassed
+from jaxmarshal._core.entries import nnx_jit
+from jaxmarshal._jax import private
 
 #: The versions of flax that it was made for: from the first one to before the last one.
 VERSIONS = ((0, 12, 8), (0, 13))
@@ -65,7 +67,7 @@ def _look_up() -> tuple[dict[str, Any], list[Any]]:
         compilation.JitWrapped, extract.NodeStates, graphlib.SplitContext, graphlib.MergeContext,
         graphlib.UpdateContext, graphlib.UpdateContextManager, variable, pytreelib.Pytree, status,
         statelib.State, tracers.TraceState, HashableMapping, graphlib.PythonRefMap,
-        graphlib.StaticCache, _reference.aval_mappings,
+        graphlib.StaticCache, private.aval_mappings,
     ]
     return names, rules
 
@@ -73,7 +75,7 @@ def _look_up() -> tuple[dict[str, Any], list[Any]]:
 def _is_here(names: dict[str, Any]) -> bool:
     """Does nnx know in the expected way that no trace is in progress?"""
     known = getattr(names["trace"]()._jax_trace, "_trace_ref", None)
-    return known is not None and known is _reference.eval_trace._weakref
+    return known is not None and known is private.eval_trace._weakref
 
 
 @cache
@@ -83,7 +85,7 @@ def _prepare() -> str | None:
     if not VERSIONS[0] <= version < VERSIONS[1]:
         first, last = (".".join(map(str, numbers)) for numbers in VERSIONS)
         return f"it is made for flax {first} to before {last}"
-    if not _reference.HAVE_JIT or not _reference.HAVE_RULES:
+    if not private.HAVE_JIT or not private.HAVE_RULES:
         return "JAX lacks what jitted functions need"
     from jaxmarshal.fronts import _nnx_graphs
 
@@ -95,11 +97,11 @@ def _prepare() -> str | None:
         make_plan = _nnx_graphs.maker(names["node_states"])
     except (AttributeError, ImportError, KeyError) as error:
         return f"flax lacks {error}"
-    if not _front_nnx.use_flax(original, names, rules, make_plan):
+    if not nnx_jit.use_flax(original, names, rules, make_plan):
         return "flax keeps the values of variables in another way"
     global _original, _accelerated
-    _original, _accelerated = original, _front_nnx.method_for(original)
-    _rules.put_in_place_of(original, _accelerated)
+    _original, _accelerated = original, nnx_jit.method_for(original)
+    bypassed.put_in_place_of(original, _accelerated)
     return None
 
 

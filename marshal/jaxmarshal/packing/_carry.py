@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from jaxmarshal import api
-from jaxmarshal._carried import CarryCall, called_directly
+from jaxmarshal._core.entries.carried import CarryCall, called_directly
 from jaxmarshal.packing import _forms
 from jaxmarshal.packing._agree import agreed
 from jaxmarshal.packing._groups import HOST_TYPES, LEAST, THRESHOLD, flat_sharding

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmarshal import _reference
+from jaxmarshal._jax import private
 from jaxmarshal.packing._groups import is_key, parts_of, spread_spec
 
 #: Leaves of a chunk. XLA makes one kernel of what is concatenated from up to eight operands; from
@@ -32,7 +32,7 @@ CHUNK = 8
 #: Leaves of one shape from which on the starts of their chunks are hidden from XLA.
 MANY = CHUNK + 1
 #: Up to so many chunks of a buffer start where XLA knows.
-KNOWN = CHUNK if _reference.fuses_nested_concatenations else 2
+KNOWN = CHUNK if private.fuses_nested_concatenations else 2
 
 
 class Piece(NamedTuple):

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.tree_util import GetAttrKey, SequenceKey, keystr
 
-from jaxmarshal._carried import Carried, carried_of
+from jaxmarshal._core.entries.carried import Carried, carried_of
 from jaxmarshal.packing import _move
 from jaxmarshal.packing._forms import parts_in, piece_of
 from jaxmarshal.packing._groups import LEAST, THRESHOLD, is_key

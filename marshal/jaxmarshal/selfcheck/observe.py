@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmarshal import _install, _reference
+from jaxmarshal._jax import patching, private
 
 
 class NothingCompared(Exception):
@@ -24,9 +24,9 @@ class NothingCompared(Exception):
 
 def _configuration() -> tuple:
     """What a context may change: JAX's states, numpy's error handling, what is installed."""
-    local = [state.get_local() for state in (_reference.config_states or {}).values()]
-    context = _reference.trace_context() if _reference.trace_context else ()
-    return context, local, jax.config.values, np.geterr(), _install.installed_names()
+    local = [state.get_local() for state in (private.config_states or {}).values()]
+    context = private.trace_context() if private.trace_context else ()
+    return context, local, jax.config.values, np.geterr(), patching.installed_names()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmarshal import _install, _reference, _stats, api
+from jaxmarshal import api
+from jaxmarshal._jax import patching, private
+from jaxmarshal._reports import counting
 from jaxmarshal.selfcheck.registry import CHECKS, Check, Recorder
 from jaxmarshal.selfcheck.world import World
 
@@ -67,7 +69,7 @@ def uncovered(results: Iterable[Result]) -> list[str]:
         for name in result.check.entry_points
         if result.hits.get(name)
     }
-    return [e.name for e in _install.ENTRY_POINTS if e.active and e.name not in fast]
+    return [e.name for e in patching.ENTRY_POINTS if e.active and e.name not in fast]
 
 
 def _text(value: Any) -> str:
@@ -142,22 +144,22 @@ def _counts(before: dict, after: dict) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _run_one(check: Check) -> Result:
-    active = {entry.name for entry in _install.ENTRY_POINTS if entry.active}
+    active = {entry.name for entry in patching.ENTRY_POINTS if entry.active}
     if not active or (check.entry_points and not active.intersection(check.entry_points)):
-        return Result(check, "inactive", detail=_reference.why_not_supported() or "")
-    _install.uninstall()
+        return Result(check, "inactive", detail=private.why_not_supported() or "")
+    patching.uninstall()
     expected, failure = _see(check, accelerated=False)
     if failure:
         return Result(check, "failed", len(expected.seen), detail=f"with plain JAX: {failure}")
     api.clear()
-    before = _stats.snapshot()
-    _install.install(check.entry_points or None)
+    before = counting.snapshot()
+    patching.install(check.entry_points or None)
     try:
         found, failure = _see(check, accelerated=True)
     finally:
-        _install.uninstall()
+        patching.uninstall()
     difference = _compare(expected.seen, found.seen, failure)
-    hits, misses = _counts(before, _stats.snapshot())
+    hits, misses = _counts(before, counting.snapshot())
     outcome = "different" if difference else "same"
     return Result(
         check, outcome, len(expected.seen), hits, misses, difference, expected.lacking
@@ -170,10 +172,10 @@ def run(checks: Iterable[Check] | None = None) -> list[Result]:
     What is installed in this process is taken out for as long as this takes, and `clear_caches()`
     is called on the way. `JAXMARSHAL=off` has to be out of the environment.
     """
-    before = _install.installed_names()
+    before = patching.installed_names()
     try:
         return [_run_one(check) for check in (CHECKS if checks is None else checks)]
     finally:
-        _install.uninstall()
+        patching.uninstall()
         if before:
-            _install.install(before)
+            patching.install(before)

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmarshal import _layout, _reference
+from jaxmarshal._core.values import array_words
+from jaxmarshal._jax import private
 from jaxmarshal.selfcheck.registry import Recorder, check
 from jaxmarshal.selfcheck.world import World, aligned
 
@@ -32,7 +33,7 @@ def _default_layout(array: jax.Array) -> bool:
 def _words(array: jax.Array, accelerated: bool) -> dict[str, Any]:
     """The words of an array: as jaxmarshal reads them, or by the array's public attributes."""
     if accelerated:
-        found = _layout.read(array).items()
+        found = array_words.read(array).items()
         return {name: word for name, word in found if not name.endswith("_proven")}
     return {
         "aval": array.aval,
@@ -145,9 +146,9 @@ def batched_impl(world: World, record: Recorder) -> None:
     def call(*pairs: Any) -> Any:
         leaves, targets = zip(*pairs, strict=True)
         count = len(leaves)
-        return _reference.dispatch.batched_device_put_impl(
+        return private.dispatch.batched_device_put_impl(
             *leaves, devices=list(targets), srcs=[None] * count,
-            copy_semantics=[_reference.REUSE_INPUT] * count,
+            copy_semantics=[private.REUSE_INPUT] * count,
         )
 
     for name, target in world.targets().items():
@@ -170,8 +171,8 @@ def shard_args(world: World, record: Recorder) -> None:
     def call(*pairs: Any) -> Any:
         values, shardings = zip(*pairs, strict=True)
         count = len(values)
-        return _reference.pxla.shard_args(
-            list(shardings), [None] * count, [_reference.REUSE_INPUT] * count, list(values)
+        return private.pxla.shard_args(
+            list(shardings), [None] * count, [private.REUSE_INPUT] * count, list(values)
         )
 
     targets = {
@@ -193,8 +194,8 @@ def batched_device_put(world: World, record: Recorder) -> None:
     """One array made of one piece of host data for each device."""
     def call(*pieces: Any) -> Any:
         shape = (2 * len(pieces), *pieces[0].shape[1:])
-        aval = _reference.ShapedArray(shape, pieces[0].dtype)
-        return _reference.pxla.batched_device_put(
+        aval = private.ShapedArray(shape, pieces[0].dtype)
+        return private.pxla.batched_device_put(
             aval, world.spread("x"), list(pieces), world.devices
         )
 

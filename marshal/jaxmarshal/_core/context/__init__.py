@@ -1,0 +1,1 @@
+"""The configuration that a call runs under, recognised by comparing pointers."""

@@ -1,0 +1,256 @@
+"""Watching what fast paths go past."""
+
+import builtins
+from functools import partial
+from types import FunctionType
+
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
+
+from jaxmarshal._jax import private
+
+cdef extern from *:
+    object PyObject_GenericGetDict(object obj, void* context)
+    bint PyDict_Next(
+        object mapping, Py_ssize_t* position, PyObject** key, PyObject** value
+    ) noexcept
+    bint PyUnicode_CHECK_INTERNED(PyObject* text) noexcept
+
+cdef extern from "jaxmarshal/compat.h":
+    PyObject* jm_class_dict(PyTypeObject* cls) noexcept
+
+cdef extern from "jaxmarshal/containers.h":
+    PyObject** jm_tuple_items(object items) noexcept
+
+cdef dict _substitutes = {}    # id of a function of the reference -> all that jaxmarshal puts there
+
+
+# --- Modules, classes and tables -----------------------------------------------------------------
+
+cdef class Rules:
+    def __cinit__(self, list places):
+        """`places` are modules, classes and tables."""
+        self.watched = []
+        self.changed = set()
+        self.own = vars(private.eval_trace) if places else {}
+        self.own_count = len(self.own)
+        self.dicts = <PyObject**>PyMem_Malloc((len(places) + 1) * sizeof(PyObject*))
+        self.versions = <uint64_t*>PyMem_Malloc((len(places) + 1) * sizeof(uint64_t))
+        if self.dicts == NULL or self.versions == NULL:
+            raise MemoryError()
+        for place in places:
+            mapping = _dict_of(place)
+            Py_INCREF(mapping)
+            self.dicts[self.count] = <PyObject*>mapping
+            self.versions[self.count] = jm_dict_version(<PyObject*>mapping)
+            self.count += 1
+            self.watched.append((dict(mapping), place))
+
+    def __dealloc__(self):
+        cdef Py_ssize_t i
+        for i in range(self.count):
+            Py_XDECREF(self.dicts[i])
+        PyMem_Free(self.dicts)
+        PyMem_Free(self.versions)
+
+
+cdef dict _dict_of(object place):
+    if isinstance(place, type):
+        return <dict>jm_class_dict(<PyTypeObject*>place)
+    return place if isinstance(place, dict) else vars(place)
+
+
+cdef bint _is_known(object before, object now) except -1:
+    return now is before or any([now is known for known in _substitutes.get(id(before), ())])
+
+
+cdef bint _hides_another(object name, object place) except -1:
+    """Does a name that is new there stand for something that was found elsewhere before?"""
+    if isinstance(place, dict):
+        return False    # a table grows when types become known
+    if isinstance(place, type):
+        return name == "__getattr__" or any([name in vars(base) for base in place.__mro__[1:]])
+    return hasattr(builtins, name)
+
+
+cdef bint _holds_the_same(dict mapping, tuple watched) except -1:
+    cdef dict before = watched[0]
+    for name, value in before.items():
+        if name not in private.VARIABLES and not _is_known(value, mapping.get(name, mapping)):
+            return False
+    if len(mapping) == len(before):
+        return True
+    return not any([
+        name not in before and _hides_another(name, watched[1]) for name in mapping
+    ])
+
+
+cdef int _look_again(Rules rules) except -1:
+    cdef Py_ssize_t i
+    cdef uint64_t version
+    for i in range(rules.count):
+        version = jm_dict_version(rules.dicts[i])
+        if rules.versions[i] == version:
+            continue
+        if _holds_the_same(<dict>rules.dicts[i], rules.watched[i]):
+            rules.changed.discard(i)
+        else:
+            rules.changed.add(i)
+        rules.versions[i] = version
+    return 0
+
+
+cdef bint look_again(Rules rules) noexcept:
+    try:
+        _look_again(rules)
+    except Exception:
+        return False    # looked at again the next time
+    return not rules.changed
+
+
+def put_in_place_of(original, substitute):
+    """Say that jaxmarshal itself may put `substitute` where `original` was."""
+    if original is not None:
+        _substitutes.setdefault(id(original), []).append(substitute)
+
+
+def is_untouched_or_ours(original, now):
+    """Is it still this function of the reference, or what jaxmarshal itself put there?"""
+    return _is_known(original, now)
+
+
+# --- Primitives ----------------------------------------------------------------------------------
+
+# On the values of these it depends how a primitive is run.
+cdef frozenset _count = frozenset((
+    "impl", "bind_with_trace", "multiple_results", "call_primitive", "ref_primitive",
+    "ref_allocating", "skip_canonicalization", "to_lojax", "is_high",
+))
+# With one of these of its own, a primitive binds in a way of its own.
+cdef frozenset _refused = frozenset(("bind", "is_high"))
+
+
+# And these make it one that only the reference can run.
+cdef tuple _false_only = (
+    "ref_primitive", "ref_allocating", "call_primitive", "map_primitive"
+)
+
+cdef object _primitive_type = private.Primitive
+cdef object _apply_primitive = private.apply_primitive
+cdef object _any = object()    # stands for a value that does not count
+
+
+cdef class Attributes:
+    pass
+
+
+cdef Attributes attributes_of(object prim, bint of_one_program=False):
+    cdef Attributes attributes = Attributes()
+    cdef dict own = vars(prim)
+    for name in own:
+        if type(name) is not str or not PyUnicode_CHECK_INTERNED(<PyObject*>name):
+            return None
+        if name in _refused and not (
+            of_one_program and name == "is_high" and _is_by_jax(own[name])
+        ):
+            return None
+        # Of one of JAX's own with a jaxpr among its parameters, that may need it.
+        if name == "to_lojax" and not _is_by_jax(own[name]):
+            return None
+    attributes.names = tuple(own)
+    attributes.values = tuple([
+        value if name in _count else _any for name, value in own.items()
+    ])
+    return attributes
+
+
+cdef bint has_attributes(object prim, Attributes attributes) except -1:
+    cdef dict own = PyObject_GenericGetDict(prim, NULL)
+    cdef PyObject** names = jm_tuple_items(attributes.names)
+    cdef PyObject** values = jm_tuple_items(attributes.values)
+    cdef Py_ssize_t i, position = 0
+    cdef PyObject* name
+    cdef PyObject* value
+    cdef uint64_t version = jm_object_dict_version(<PyObject*>own)
+    if version and version == attributes.version:
+        return True
+    if len(own) != len(attributes.names):
+        return False
+    for i in range(len(attributes.names)):
+        if not PyDict_Next(own, &position, &name, &value) or name != names[i]:
+            return False
+        if value != values[i] and values[i] != <PyObject*>_any:
+            return False
+    attributes.version = version
+    return True
+
+
+cdef bint _is_by_jax(object function) except -1:
+    return (
+        type(function) is FunctionType
+        and str(function.__globals__.get("__name__")).startswith("jax.")
+    )
+
+
+cdef Implementation implementation_of(object prim) except *:
+    impl = vars(prim).get("impl")
+    if _is_by_jax(impl):
+        return BY_JAX
+    if type(impl) is not partial or impl.keywords or len(impl.args) != 1:
+        return BY_OTHERS
+    if impl.args[0] is not prim:
+        return BY_OTHERS
+    if impl.func is _apply_primitive:
+        return BY_ONE_FUNCTION
+    return BY_JAX if _is_by_jax(impl.func) else BY_OTHERS
+
+
+cdef bint is_ordinary(object prim) except -1:
+    cdef dict own
+    if type(prim) is not _primitive_type:
+        return False
+    own = vars(prim)
+    for name in _false_only:
+        if own.get(name, False) is not False:
+            return False
+    return True
+
+
+cdef tuple _own_binds = (
+    private.convert_bind_with_trace,
+    None if private.stage_primitive is None
+    else vars(private.stage_primitive).get("bind_with_trace"),
+)
+
+
+cdef bint binds_as_jax_has_it(object prim) except -1:
+    own = vars(prim).get("bind_with_trace")
+    return own is None or any([own is known for known in _own_binds])
+
+
+cdef Attributes _stage_attributes = None
+if private.HAVE_RULES and private.stage_primitive is not None:
+    _stage_attributes = attributes_of(private.stage_primitive)
+
+
+cdef int stage_is_untouched() except -1:
+    return (
+        is_untouched(numpy_rules)
+        and has_attributes(private.stage_primitive, _stage_attributes)
+    )
+
+
+bind_rules = Rules(private.bind_rules)
+numpy_rules = Rules([*private.bind_rules, *private.numpy_rules])
+function_rules = Rules(
+    [*private.bind_rules, *private.numpy_rules, *private.function_rules]
+    if private.HAVE_REPLAY else []
+)
+placement_rules = Rules(private.placement_rules)
+
+
+def look_at_all() -> None:
+    """Compare everything that is watched now, so that no call has to."""
+    for rules in (bind_rules, numpy_rules, function_rules, placement_rules):
+        look_again(rules)

@@ -1,0 +1,208 @@
+"""Arrays of host data: the primitive `stage`, and functions of `jax.numpy` that come to it.
+
+To stage is one put that copies. `jnp.asarray` and `jnp.array` look at their arguments in Python and
+then stage most host data as it is. Whether they do is seen, not assumed: a tape notes what the
+reference does with data of one kind, dtype and shape in one context. If it returns what staging its
+very argument returned, the next such call stages.
+"""
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+
+from jaxmarshal._core.context.bypassed cimport stage_is_untouched
+from jaxmarshal._core.context.configuration cimport Context, transfers_unguarded
+from jaxmarshal._core.entries.public_functions cimport Row, call_row, row_function
+from jaxmarshal._core.placement.host_data cimport let_go_of
+from jaxmarshal._core.placement.records cimport (
+    LeafPlan, TargetPlan, find_target, is_ordinary_data, put_host, resolve_host, stage_records_of,
+    try_to_record
+)
+from jaxmarshal._core.plans.jit_configuration cimport staging_context
+from jaxmarshal._core.replay cimport tapes
+from jaxmarshal._core.replay.key cimport HOST
+from jaxmarshal._core.replay.tapes cimport Tape, is_result_of, start_tape, stop_tape
+from jaxmarshal._core.values.arguments cimport jm_table, jm_table_free, jm_table_init, push_argument
+from jaxmarshal._core.values.kinds cimport (
+    JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
+)
+from jaxmarshal._core.values.live_objects cimport JM_DEBUG, counters
+from jaxmarshal._core.values.methods cimport PyVectorcall_NARGS, make_method, vectorcallfunc
+from jaxmarshal._reports.counting cimport (
+    GUARD, HIT, NOT_RECORDED, REPLACED, count_hit, count_miss, decided_to_hit, entry_number, perform
+)
+
+from jaxmarshal._jax import private
+
+cdef extern from *:
+    PyObject* PyErr_Occurred() noexcept
+    void PyErr_Fetch(PyObject** cls, PyObject** value, PyObject** traceback) noexcept
+    void PyErr_Restore(PyObject* cls, PyObject* value, PyObject* traceback) noexcept
+
+# As their callers see them; see `errors`.
+ctypedef PyObject* (*stage_type)(PyObject*, int, Context, int, int, int*, PyObject**) noexcept
+ctypedef PyObject* (*watch_type)(LeafPlan, int, PyObject*, PyObject**, size_t) noexcept
+ctypedef int (*rules_type)() noexcept
+ctypedef PyObject* (*call_type)(int, Row, PyObject**, size_t, PyObject*) noexcept
+
+cdef enum:    # flags of `LeafPlan.staged_by`
+    BY_ASARRAY = 1
+    BY_ARRAY = 2
+
+cdef enum:
+    MOST_WATCHED = 8    # calls that did more than to stage; then no more are watched
+
+cdef object _stage_primitive = private.stage_primitive
+cdef object _asarray = private.jnp_asarray
+cdef object _array = private.jnp_array
+cdef Row _asarray_row = Row(entry_number("asarray"), _asarray)
+cdef Row _array_row = Row(entry_number("array"), _array)
+_asarray_row.host = _array_row.host = HOST
+
+
+cdef PyObject* _stage(
+    PyObject* x, int kind, Context context, int entry, int by, int* reason, PyObject** unseen
+) except? NULL:
+    """The array, a new reference; or NULL with a reason.
+
+    `unseen` is then the LeafPlan, owned, of data that `by` was not seen to stage; else unchanged.
+    """
+    cdef jm_table table
+    cdef TargetPlan target = find_target(stage_records_of(context), None)
+    cdef PyObject* result = NULL
+    reason[0] = NOT_RECORDED
+    if target is None:
+        return NULL
+    if kind == JM_NDARRAY:
+        let_go_of(<object>x)    # the reference comes past jaxlib before it asks its cache
+    jm_table_init(&table, &counters)
+    try:
+        push_argument(&table, <object>x, kind, NULL)
+        reason[0] = resolve_host(&table.slots[0], target)
+        if reason[0] == HIT and by & ~(<LeafPlan>table.slots[0].plan).staged_by:
+            reason[0] = NOT_RECORDED
+            unseen[0] = table.slots[0].plan
+            Py_INCREF(<object>unseen[0])
+        if reason[0] == HIT and not transfers_unguarded(True, False):
+            reason[0] = GUARD
+        if reason[0] == HIT:
+            decided_to_hit(entry)
+            made = put_host(&table.slots[0], target, None, True)
+            Py_INCREF(made)
+            result = <PyObject*>made
+    finally:
+        jm_table_free(&table)
+    return result
+
+
+# --- Recording -----------------------------------------------------------------------------------
+
+cdef int _record_staged(object x, int kind, Context context, object result) except -1:
+    """Record what the reference staged. Failing to is no error of the user's."""
+    cdef jm_table table
+    jm_table_init(&table, &counters)
+    try:
+        if (kind != JM_NDARRAY and kind != JM_NP_SCALAR) or is_ordinary_data(x):
+            push_argument(&table, x, kind, NULL)
+            try_to_record(stage_records_of(context), &table, None, result)
+    except Exception:
+        if JM_DEBUG:
+            raise
+    finally:
+        jm_table_free(&table)
+    return 0
+
+
+cdef PyObject* _watch(
+    LeafPlan leaf, int by, PyObject* reference, PyObject** args, size_t nargsf
+) except? NULL:
+    """Call the reference, and see whether it stages its argument and does nothing else.
+
+    Failing to see it is no error of the user's.
+    """
+    cdef Tape tape = start_tape([])
+    cdef PyObject* error[3]
+    cdef PyObject* result = perform(reference, args, nargsf, NULL)
+    if tape is None:
+        return result
+    if result == NULL:
+        PyErr_Fetch(&error[0], &error[1], &error[2])    # stopping runs code
+        stop_tape()
+        PyErr_Restore(error[0], error[1], error[2])
+        return NULL
+    stop_tape()
+    try:
+        if is_result_of(tape, <object>result, stage_function, <object>args[0]):
+            leaf.staged_by |= by
+        else:
+            leaf.watched += 1
+    except Exception:
+        if JM_DEBUG:
+            raise
+    return result
+
+
+# --- Calls ---------------------------------------------------------------------------------------
+
+cdef PyObject* make_array(
+    int entry, int by, PyObject* reference, PyObject* x, int kind, PyObject** args, size_t nargsf
+) except? NULL:
+    cdef PyObject* result = NULL
+    cdef PyObject* unseen = NULL
+    cdef LeafPlan leaf
+    cdef int reason
+    cdef Context context = staging_context(&reason)
+    if context is not None:
+        result = (<stage_type>_stage)(x, kind, context, entry, by, &reason, &unseen)
+        if result != NULL:
+            if tapes.current is not None:
+                tapes.note_primitive(<PyObject*>_stage_primitive)
+                tapes.note(stage_function, &x, 1, NULL, result)
+            count_hit(entry)
+            return result
+        if PyErr_Occurred() != NULL:
+            return NULL
+        if reason != NOT_RECORDED:
+            context = None
+    count_miss(entry, reason)
+    if unseen != NULL:
+        leaf = <LeafPlan>unseen
+        Py_DECREF(leaf)
+        if leaf.watched < MOST_WATCHED and tapes.current is None:
+            return (<watch_type>_watch)(leaf, by, reference, args, nargsf)
+    result = perform(reference, args, nargsf, NULL)
+    if context is not None and not by and result != NULL:
+        _record_staged(<object>x, kind, context, <object>result)
+    return result
+
+
+cdef PyObject* _call(
+    int by, Row row, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    """A function of `jax.numpy` that makes arrays."""
+    cdef int kind
+    if names == NULL and PyVectorcall_NARGS(nargsf) == 1 and _stage_primitive is not None:
+        kind = jm_kind_of_type(&types, Py_TYPE(args[0]))
+        if jm_kind_is_host(kind):
+            if (<rules_type>stage_is_untouched)():
+                return (<make_type>make_array)(
+                    row.entry, by, <PyObject*>row.call, args[0], kind, args, nargsf
+                )
+            count_miss(row.entry, REPLACED)
+            return perform(<PyObject*>row.call, args, nargsf, names)
+    return (<row_function>call_row)(row, args, nargsf, names)
+
+
+cdef PyObject* _call_asarray(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    return (<call_type>_call)(BY_ASARRAY, _asarray_row, args, nargsf, names)
+
+
+cdef PyObject* _call_array(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    return (<call_type>_call)(BY_ARRAY, _array_row, args, nargsf, names)
+
+
+asarray = make_method(<vectorcallfunc>_call_asarray, _asarray)
+array = make_method(<vectorcallfunc>_call_array, _array)

@@ -1,0 +1,991 @@
+"""Public functions outside of `jit`: the steps they took the last time, without the rest.
+
+The first calls of a kind go to the reference, and a tape notes the steps: calls of jitted
+functions. If the result is made of their results, the next such call takes the steps alone: what
+Python did in between depends on nothing but what the key, the arrays' avals and placement, and the
+context say: whoever looks at an array's elements breaks the tape, and so does a warning. Which
+functions there are is in `which_functions`.
+"""
+
+import warnings
+from types import MethodType
+
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint64_t
+from libc.string cimport memcpy
+
+from jaxmarshal._core.context.bypassed cimport (
+    attributes_of, function_rules, is_untouched, placement_rules
+)
+from jaxmarshal._core.context.configuration cimport Context, state_is, transfers_unguarded
+from jaxmarshal._core.placement.host_data cimport is_watched
+from jaxmarshal._core.plans.jit_configuration cimport operation_context
+from jaxmarshal._core.replay cimport tapes
+from jaxmarshal._core.replay.key cimport (
+    HOST, HOST_ARRAYS, HOST_OPERAND, NO_HOST, HostData, Sources, has_own_default_impl, key_of,
+    MOST_SOURCES, key_with_rows, numbers_in, release_sources, states_now
+)
+from jaxmarshal._core.replay.plays cimport (
+    MOST_KEPT, Play, Replay, Seen, came_before, drop_play, find_play, has_room, is_play_wanted,
+    keep_play, make_replay, play_of, uses_fused, words_of
+)
+from jaxmarshal._core.replay.tapes cimport (
+    MOST_VALUES, Step, Tape, cast_sources, describe_result, fill, fold_constants, have_their_rules,
+    keep_functions, merged_steps, needed_steps, prepare_constants, start_tape, stop_tape, take_step
+)
+from jaxmarshal._core.values.array_words cimport array_aval, array_sharding, is_gone
+from jaxmarshal._core.values.forgetting cimport on_forget
+from jaxmarshal._core.values.kinds cimport (
+    JM_ARRAY, JM_FLOAT, JM_INT, JM_NDARRAY, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
+)
+from jaxmarshal._core.values.live_objects cimport JM_DEBUG
+from jaxmarshal._core.values.methods cimport (
+    Method, PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
+)
+from jaxmarshal._reports.counting cimport (
+    DELETED, GUARD, HIT, NOT_RECORDED, OPTIONS, REPLACED, SHARDING, TRACE, UNKNOWN_TYPE,
+    UNSUPPORTED, VALUE, count_hit, count_miss, count_hit_of, count_miss_of, decided_to_hit, enter,
+    entries, entry_number, is_asked, leave, named_number, perform
+)
+
+import numpy as np
+
+from jaxmarshal._core.entries.device_put import device_put
+from jaxmarshal._jax import private
+
+cdef extern from *:
+    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
+    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
+
+cdef enum:
+    MOST_WAITED = 1024     # calls of a kind before one is recorded again, where none could be kept
+    MANY_MISSES = 64       # in a row; then most calls of the function are left to the reference
+    LEAST_SKIPPED = 4      # before the next one that is looked at; at most seven more
+    ENDLESS_MISSES = 1024  # in a row; then so many times as many are skipped:
+    MORE_SKIPPED = 8
+    MOST_NUMBERS = 8       # that are told from numbers which come in for the first time
+    MOST_CONVERTED = 8     # arguments of a call with a number that is converted
+    MOST_SAMPLES = 64      # kinds of arrays of which an index was seen once
+
+cdef long long MOST_NUMBER = <long long>1 << 31    # of those that are converted
+
+cdef object _single_type = private.SingleDeviceSharding
+# Shardings of which equal ones are alike in all that Python can see.
+cdef tuple _sharding_types = (private.SingleDeviceSharding, private.NamedSharding)
+cdef object _debug_key_reuse = private.debug_key_reuse
+cdef object _check_leaks = private.check_tracer_leaks
+cdef bint _active = private.HAVE_REPLAY
+
+
+cdef int _times_to_fuse = 100    # that several steps are taken before they may become fewer
+
+
+cdef list _rows = []    # all; they live as long as the process
+
+
+cdef class Row:
+    def __cinit__(self, int entry, reference):
+        self.entry = entry
+        self.reference = self.call = reference
+        self.numbers = []
+        _rows.append(self)
+
+
+# --- Finding -------------------------------------------------------------------------------------
+
+cdef int _obstacle(Sources* sources) except -1:
+    """Why only the reference can perform a call about these, or HIT."""
+    cdef Py_ssize_t i
+    cdef int kind
+    if not _active:
+        return UNSUPPORTED
+    if not is_untouched(function_rules):
+        return REPLACED
+    if sources.with_functions and not state_is(_check_leaks, False):
+        return OPTIONS    # JAX traces functions in every call then
+    if not transfers_unguarded(True, True):
+        return GUARD    # constants that are on the device already are not placed again
+    for i in range(sources.count):
+        source = words_of(<object>sources.items[i])
+        kind = jm_kind_of_type(&types, Py_TYPE(<PyObject*>source))
+        if kind == JM_NDARRAY and is_watched(source):
+            return VALUE    # JAX's cache may have another array for it
+        if jm_kind_is_host(kind):
+            continue
+        if kind != JM_ARRAY:
+            return SHARDING
+        # A donated one is not at once seen to be gone, and one that `__new__` made holds nothing.
+        if is_gone(source):
+            return DELETED
+        if type(array_sharding(source)) not in _sharding_types:
+            return SHARDING
+    return HIT
+
+
+# --- Recording -----------------------------------------------------------------------------------
+
+cdef bint _converts_silently(object value, object dtype) except -1:
+    """Can numpy's conversion neither warn nor fail, whatever `np.errstate` says?"""
+    if type(value) is complex and dtype.kind != "c":
+        return False
+    try:
+        with np.errstate(all="raise"):
+            np.asarray(value).astype(dtype)
+            np.asarray(value, dtype)
+    except Exception:
+        return False
+    return True
+
+
+cdef object _warn = warnings.warn
+cdef bint _has_warned = False
+
+
+def _note_warning(*args, **kwargs):
+    """`warnings.warn` while a tape is written. It adds no frame, so warnings name the same line."""
+    global _has_warned
+    _has_warned = True
+    return _warn(*args, **kwargs)
+
+
+cdef object _call_and_listen(object function, tuple args, dict kwargs):
+    """Call it, and hear whether it warns: then it is to be called again the next time."""
+    global _warn, _has_warned
+    _has_warned = False
+    _warn = warnings.warn
+    warnings.warn = _note_warning
+    try:
+        return function(*args, **kwargs)
+    finally:
+        if warnings.warn is _note_warning:
+            warnings.warn = _warn
+
+
+cdef void _wait_longer(Replay replay) noexcept:
+    """Nothing could be kept: what was in the way may be gone later."""
+    replay.seen = 0
+    replay.wait = min(2 * replay.wait, MOST_WAITED)
+
+
+cdef bint _sees_primitives() except -1:
+    """Do tapes get to know which primitives are bound?"""
+    return private.Primitive.bind is not private.primitive_bind
+
+
+cdef set _dtypes_on(Tape tape):
+    """Those of all arrays on a tape, and of the constants that are arrays."""
+    cdef Step step
+    found = {
+        array.dtype if isinstance(array, (np.ndarray, np.generic))
+        else array_aval(words_of(array)).dtype
+        for array in tape.alive
+    }
+    for step in tape.steps:
+        found.update([arg.dtype for arg in step.args if isinstance(arg, (np.ndarray, np.generic))])
+    return found
+
+
+cdef bint _says_nothing(object key, Tape tape) except -1:
+    """Can converting the numbers among the arguments neither warn nor fail?"""
+    dtypes = _dtypes_on(tape)
+    for number in numbers_in(key):
+        for dtype in dtypes:
+            # An int that a dtype of integers cannot hold is an error, and nothing is kept.
+            if type(number) is int and (-128 <= number < 128 or dtype.kind in "iub"):
+                continue
+            if not _converts_silently(number, dtype):
+                return False
+    return True
+
+
+# The primitive that functions with derivatives of their own go through; no tape gets to know it.
+cdef tuple _custom_jvp = (
+    (private.custom_jvp_primitive, attributes_of(private.custom_jvp_primitive))
+    if private.HAVE_REPLAY else None
+)
+
+
+cdef object _described(Tape tape, object key, object result):
+    """What the result is made of, or None where the tape does not say all of the call."""
+    described = describe_result(tape, result)
+    if tape.broken or _has_warned or described is None or not is_untouched(function_rules):
+        return None
+    if not _says_nothing(key, tape):
+        return None
+    if not have_their_rules([_custom_jvp]):
+        return None
+    return described
+
+
+cdef list _primitives_of(Tape tape):
+    return [_custom_jvp, *tape.primitives.values()]
+
+
+cdef bint _are_on_one_device(Play play) except -1:
+    """Are all sources arrays, on one device each?"""
+    cdef Seen seen
+    for seen in play.sources:
+        if seen is None or type(seen.sharding) is not _single_type:
+            return False
+    return True
+
+
+cdef Play _make_play(Tape tape, Sources* sources, object states, object key, object result):
+    """What the tape says of the call, or None where that is not all of it."""
+    cdef Play play
+    described = _described(tape, key, result)
+    if described is None:
+        return None
+    fold_constants(tape, described)
+    prepare_constants(tape)
+    keep_functions(tape)
+    needed = needed_steps(tape, sources.count, described)
+    if needed is None:
+        return None
+    play = play_of(sources)
+    play.states = states
+    play.steps, play.result = needed
+    if len(play.steps) > 1 and _are_on_one_device(play):
+        play.left = _times_to_fuse
+    play.primitives = _primitives_of(tape)
+    return play
+
+
+cdef bint _hears_all() except -1:
+    """Would a tape hear of all that decides?"""
+    return (
+        _sees_primitives() and not _debug_key_reuse.value and has_own_default_impl()
+    )
+
+
+cdef int _keep(Row row, Replay replay, Play play) except -1:
+    if play is None:
+        _wait_longer(replay)
+        return 0
+    keep_play(replay, play)
+    row.recorded += 1
+    if row.recorded < MOST_KEPT:    # else nothing comes of it
+        row.missed = 0
+    return 0
+
+
+cdef object _record(
+    Replay replay, object key, Sources* sources, Row row, tuple args, dict kwargs
+):
+    """Call the reference and keep the steps it took, if they are all of it.
+
+    None where it was not called, because another thread is recording.
+    """
+    cdef Tape tape
+    cdef Play play
+    states = states_now()
+    tape = start_tape(
+        [<object>sources.items[i] for i in range(sources.count)], row.with_functions,
+        row.host == HOST,
+    )
+    if tape is None:
+        return None
+    enter()
+    try:
+        result = _call_and_listen(row.call, args, kwargs)
+    finally:
+        leave()
+        stop_tape()
+    try:
+        play = _make_play(tape, sources, states, key, result)
+    except Exception:
+        if JM_DEBUG:
+            raise
+        play = None
+    _keep(row, replay, play)
+    return result
+
+
+# --- Ints that are indices -----------------------------------------------------------------------
+
+cdef class Sample:
+    """One call with an index, as `needed_steps` says it before anything is prepared."""
+
+    cdef tuple rows
+    cdef tuple steps
+    cdef list seen    # of its arrays
+    cdef object states
+
+    def __cinit__(self, tuple rows, tuple steps, list seen, states):
+        self.rows, self.steps, self.seen, self.states = rows, steps, seen, states
+
+    cdef bint is_like(self, Sample other) except -1:
+        """Do the two differ in the rows, and in nothing else that a guard compares?"""
+        cdef Seen a, b
+        if self.states is not other.states:
+            return False
+        for a, b in zip(self.seen, other.seen):
+            if a.committed != b.committed or a.aval != b.aval or a.sharding != b.sharding:
+                return False
+        return True
+
+
+cdef tuple _same_rows(Sample one, Sample other):
+    """The rows of two samples, with None for those that differ.
+
+    Empty where none does, and where two differ by as much: then the samples do not tell which of
+    them an argument is, or is computed of.
+    """
+    cdef set differences = set()
+    cdef list rows = []
+    for a, b in zip(one.rows, other.rows):
+        if a != b:
+            if b - a in differences:
+                return ()
+            differences.add(b - a)
+        rows.append(a if a == b else None)
+    return tuple(rows) if differences else ()
+
+
+cdef object _key_with_rows(
+    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources
+):
+    """The key of calls that differ in rows alone, and how many rows there are; or None.
+
+    Adds the arrays, which are on one device each, and then the rows to the sources.
+    """
+    cdef Py_ssize_t i
+    cdef list rows = []
+    if not row.with_index or not n:
+        return None
+    key = key_with_rows(row.reference, args, n, names, sources, rows)
+    if key is None or sources.count + len(rows) > MOST_SOURCES:
+        return None
+    for i in range(sources.count):
+        if jm_kind_of_type(&types, Py_TYPE(sources.items[i])) != JM_ARRAY:
+            return None
+        if type(array_sharding(<object>sources.items[i])) is not _single_type:
+            return None
+    for number in rows:
+        Py_INCREF(number)
+        sources.items[sources.count] = <PyObject*>number
+        sources.count += 1
+    return key, len(rows)
+
+
+cdef tuple _rows_in(Sources* sources, Py_ssize_t n):
+    return tuple([<object>sources.items[i] for i in range(sources.count - n, sources.count)])
+
+
+cdef Sample _make_sample(
+    Tape tape, Sources* sources, Py_ssize_t rows, object states, object key, object result
+):
+    """What the tape says of the call, or None where that is not all of it."""
+    cdef Py_ssize_t arrays = sources.count - rows
+    described = _described(tape, key, result)
+    if described is None:
+        return None
+    keep_functions(tape)
+    steps = needed_steps(tape, arrays, described)
+    if steps is None:
+        return None
+    return Sample(_rows_in(sources, rows), steps, play_of(sources).sources[:arrays], states)
+
+
+cdef Play _play_of_samples(Tape tape, Sample one, Sample other, Sources* sources):
+    cdef Play play
+    merged = merged_steps(one.steps, one.rows, other.steps, other.rows, len(one.seen))
+    if merged is None:
+        return None
+    play = play_of(sources)
+    play.states = one.states
+    play.steps, play.result = merged
+    play.left = _times_to_fuse if len(play.steps) > 1 else 0
+    play.primitives = _primitives_of(tape)
+    return play
+
+
+cdef int _keep_play_of_rows(
+    Context context, Replay replay, object key, tuple same, Play play, Sources* sources
+) except -1:
+    """Keep it for the calls that it is about: all, or those with the same rows in some places."""
+    if any([row is not None for row in same]):
+        places = tuple([row is None for row in same])
+        key = (key, same)
+        if key not in context.replays and not has_room(context.replays):
+            return 0
+        if places not in replay.places:
+            replay.places = [*replay.places, places]
+        replay = context.replays.setdefault(key, make_replay())
+    if is_play_wanted(replay, None, sources):
+        keep_play(replay, play)
+    return 0
+
+
+cdef int _keep_sample(
+    Context context, Replay replay, object key, Sample sample, Tape tape, Sources* sources
+) except -1:
+    """Keep it, or what it comes to with another one."""
+    cdef Play play = None
+    cdef Sample other
+    cdef tuple same = ()
+    if sample is None:
+        _wait_longer(replay)
+        return 0
+    for other in replay.samples:
+        if other.is_like(sample):
+            same = _same_rows(other, sample)
+            if same:
+                play = _play_of_samples(tape, other, sample, sources)
+            break
+    else:
+        replay.samples = [sample, *replay.samples[:MOST_SAMPLES - 1]]
+        return 0
+    replay.samples = [sample, *[one for one in replay.samples if one is not other]]
+    if play is None:
+        _wait_longer(replay)
+        return 0
+    return _keep_play_of_rows(context, replay, key, same, play, sources)
+
+
+cdef object _record_rows(
+    Row row, Context context, object key, object row_key, Py_ssize_t rows, Sources* sources,
+    tuple args, dict kwargs
+):
+    """Call the reference and keep a sample of what it did; None where that is not wanted."""
+    cdef Tape tape
+    cdef Sample sample
+    cdef Replay replay = context.replays.get(row_key)
+    if replay is None:
+        if not has_room(context.replays):
+            return None
+        replay = context.replays[row_key] = make_replay()
+    replay.seen += 1
+    if replay.seen <= replay.wait:
+        return None
+    states = states_now()
+    tape = start_tape([<object>sources.items[i] for i in range(sources.count - rows)])
+    if tape is None:
+        return None
+    enter()
+    try:
+        result = _call_and_listen(row.call, args, kwargs)
+    finally:
+        leave()
+        stop_tape()
+    try:
+        sample = _make_sample(tape, sources, rows, states, key, result)
+        _keep_sample(context, replay, row_key, sample, tape, sources)
+    except Exception:
+        if JM_DEBUG:
+            raise
+        _wait_longer(replay)
+    return result
+
+
+# --- Calls ---------------------------------------------------------------------------------------
+
+cdef bint _find_functions(Play play, PyObject** functions) except -1:
+    """Fill in the functions of the steps, owned. Is none gone, or run in another way?"""
+    cdef Py_ssize_t i
+    cdef Step step
+    for i in range(len(play.steps)):
+        step = <Step>play.steps[i]
+        function = step.function()
+        if function is None:
+            _release(functions, i)
+            return False
+        Py_INCREF(function)
+        functions[i] = <PyObject*>function
+    return True
+
+
+cdef int _release(PyObject** objects, Py_ssize_t n) noexcept:
+    cdef Py_ssize_t i
+    for i in range(n):
+        Py_DECREF(<object>objects[i])
+    return 0
+
+
+cdef int _offer(Play play, PyObject** values, Py_ssize_t count) except -1:
+    """Have a thread look whether the steps that were just taken can become fewer."""
+    # Most programs do not take this path before they are set up.
+    from jaxmarshal._core.replay import fusion
+
+    cdef int reason
+    cdef Py_ssize_t i
+    context = operation_context(&reason)
+    found = [<object>values[i] for i in range(count)]
+    if context is not None and not fusion.offer(play, found, context, play.states):
+        play.left = _times_to_fuse
+    return 0
+
+
+cdef object _take_steps(Play play, PyObject** functions, Sources* sources, Context context):
+    cdef PyObject* values[MOST_VALUES]
+    cdef Py_ssize_t i, count = sources.count
+    memcpy(values, sources.items, count * sizeof(PyObject*))
+    try:
+        for i in range(len(play.steps)):
+            take_step(<Step>play.steps[i], functions[i], values, &count, context)
+        if play.left and uses_fused:
+            play.left -= 1
+            if not play.left:
+                _offer(play, values, count)
+        return fill(play.result, values)
+    finally:
+        _release(values + sources.count, count - sources.count)
+
+
+cdef object _perform(
+    Row row, Play play, PyObject** functions, Sources* sources, Context context
+):
+    """The result, or None, as no function that is replayed returns that."""
+    decided_to_hit(row.entry)
+    enter()
+    try:
+        return _take_steps(play, functions, sources, context)
+    except Exception:
+        return None    # the reference says what is wrong
+    finally:
+        leave()
+
+
+cdef inline void _count_hit(Row row) noexcept:
+    if row.named:
+        count_hit_of(row.entry, &entries[row.named])
+    else:
+        count_hit(row.entry)
+
+
+cdef inline int _count_miss(Row row, int reason) except -1:
+    if row.named:
+        return count_miss_of(row.entry, &entries[row.named], reason)
+    return count_miss(row.entry, reason)
+
+
+cdef bint _is_alive(Play play, Play taken) except -1:
+    """Are primitives run in the same way, and the functions there that fused steps are made of?"""
+    cdef Step step
+    if not have_their_rules(play.primitives):
+        return False
+    if taken is not play:
+        for step in play.steps:
+            if step.function() is None:
+                return False
+    return True
+
+
+cdef bint _can_cast(Play play, Sources* sources) except -1:
+    """Are the host data such that no conversion may warn? Taking the steps finds out itself."""
+    cdef Step step
+    try:
+        for step in play.steps:
+            cast_sources(step, sources.items)
+    except Exception:
+        return False
+    return True
+
+
+cdef object _replayed(Row row, Replay replay, Sources* sources, Context context):
+    """The result, or None where the steps cannot be taken."""
+    cdef PyObject* functions[MOST_VALUES]
+    cdef Play play = find_play(replay, sources), taken
+    if play is None or tapes.current is not None:
+        return None
+    taken = play if play.fused is None or not uses_fused else play.fused
+    if is_asked() and not _can_cast(taken, sources):
+        row.failed = True
+        return None
+    if not _is_alive(play, taken) or not _find_functions(taken, functions):
+        if not is_asked():
+            drop_play(replay, play)
+            replay.seen = replay.wait    # that it can be kept is known
+        return None
+    try:
+        result = _perform(row, taken, functions, sources, context)
+    finally:
+        _release(functions, len(taken.steps))
+    if result is None:
+        row.failed = True
+        return None
+    replay.used = True
+    row.missed = row.recorded = 0
+    _count_hit(row)
+    return result
+
+
+cdef object _replayed_rows(
+    Row row, Context context, object row_key, Py_ssize_t rows, Sources* sources
+):
+    """As `_replayed`, with the steps that serve every row, or every one in some places."""
+    cdef tuple numbers
+    known = context.replays.get(row_key)
+    if known is None:
+        return None
+    result = _replayed(row, <Replay>known, sources, context)
+    if result is not None or not (<Replay>known).places:
+        return result
+    numbers = _rows_in(sources, rows)
+    for places in (<Replay>known).places:
+        same = tuple([None if differs else n for differs, n in zip(places, numbers)])
+        found = context.replays.get((row_key, same))
+        if found is not None:
+            result = _replayed(row, <Replay>found, sources, context)
+            if result is not None:
+                return result
+    return None
+
+
+cdef void _count_missed(Row row) noexcept:
+    """Count a miss, unless that is only a question."""
+    if is_asked():
+        return
+    row.missed += 1
+    if row.missed > MANY_MISSES:
+        # Now more and now fewer: a loop may make a call of one kind every so many.
+        row.turn = row.turn * 1103515245 + 12345
+        row.skip = LEAST_SKIPPED + (row.turn >> 16) % 8
+        if row.missed > ENDLESS_MISSES:
+            row.skip *= MORE_SKIPPED
+
+
+cdef Replay _replay_for(Context context, object key):
+    """What is known of calls with this key, of which something may be kept; None where nothing is.
+
+    What comes for the first time may never come again.
+    """
+    cdef Replay replay
+    cdef dict replays = context.replays
+    found = replays.get(key)
+    if found is not None:
+        return <Replay>found
+    if not came_before(<uint64_t><Py_ssize_t>hash(key)):
+        return None
+    if not has_room(replays):
+        return None
+    replay = make_replay()
+    replay.seen = 1
+    replays[key] = replay
+    return replay
+
+
+cdef bint _is_to_record(Replay replay, object key, Sources* sources) except -1:
+    """Count a call for which there is a key, and see whether its steps are to be kept."""
+    replay.seen += 1
+    return replay.seen > replay.wait and is_play_wanted(replay, key, sources)
+
+
+cdef Context _look_up(
+    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, int* reason,
+    PyObject** key
+):
+    """The context of a call that may be replayed, and its key, owned; None with a reason."""
+    cdef Context context = operation_context(reason)
+    if context is None:
+        return None
+    key[0] = key_of(row.reference, args, n, names, sources, reason)
+    if key[0] == NULL:
+        return None
+    reason[0] = _obstacle(sources)
+    if context.replays is None:
+        context.replays = {}
+    return context if reason[0] == HIT else None
+
+
+cdef object _call(
+    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, Sources* indexed,
+    PyObject** key
+):
+    """The result, or None where the reference is to be called as it is."""
+    cdef Context context = None
+    cdef Replay replay
+    cdef Py_ssize_t rows = 0
+    cdef int reason
+    cdef object row_key
+    try:
+        context = _look_up(row, args, n, names, sources, &reason, key)
+    except Exception:
+        if JM_DEBUG:
+            raise
+        reason = UNKNOWN_TYPE
+    if context is None:
+        if reason != TRACE:
+            _count_missed(row)
+        _count_miss(row, reason)
+        return None
+    row.failed = False
+    found = context.replays.get(<object>key[0])
+    if found is not None:
+        result = _replayed(row, <Replay>found, sources, context)
+        if result is not None:
+            return result
+    row_key = _key_with_rows(row, args, n, names, indexed)
+    if row_key is not None:
+        row_key, rows = row_key
+        result = _replayed_rows(row, context, row_key, rows, indexed)
+        if result is not None:
+            return result
+    if row.failed:    # as it may the next time, too: nothing new can be recorded
+        _count_missed(row)
+        _count_miss(row, VALUE)
+        return None
+    _count_miss(row, NOT_RECORDED)
+    if is_asked() or tapes.current is not None:
+        return None
+    _count_missed(row)
+    if not _hears_all():
+        return None
+    replay = _replay_for(context, <object>key[0])
+    if replay is None and row_key is None:
+        return None
+    if replay is not None and not _is_to_record(replay, <object>key[0], sources):
+        return None
+    named = 0 if names == NULL else PyTuple_GET_SIZE(names)
+    positional = tuple([<object>args[i] for i in range(n)])
+    kwargs = {<object>PyTuple_GET_ITEM(names, i): <object>args[n + i] for i in range(named)}
+    if replay is None:
+        return _record_rows(
+            row, context, <object>key[0], row_key, rows, indexed, positional, kwargs
+        )
+    return _record(replay, <object>key[0], sources, row, positional, kwargs)
+
+
+cdef object _call_looked_at(Row row, PyObject** args, Py_ssize_t n, PyObject* names):
+    cdef Sources sources, indexed
+    cdef PyObject* key = NULL
+    sources.count = indexed.count = 0
+    sources.with_functions = row.with_functions
+    sources.host = row.host
+    indexed.with_functions = False
+    indexed.host = NO_HOST
+    try:
+        return _call(row, args, n, names, &sources, &indexed, &key)
+    finally:
+        release_sources(&sources)
+        release_sources(&indexed)
+        if key != NULL:
+            Py_DECREF(<object>key)
+
+
+# --- Numbers that change -------------------------------------------------------------------------
+
+cdef class Number:
+    def __cinit__(self, at, name, convert, only=False):
+        self.at, self.name, self.convert, self.only = at, name, convert, only
+
+
+cdef Py_ssize_t _place_of_number(Row row, PyObject** args, Py_ssize_t n, PyObject* names) except -2:
+    """Where among the arguments there is a number like those that it is about, or -1."""
+    cdef int kind
+    cdef Py_ssize_t i, named = 0 if names == NULL else PyTuple_GET_SIZE(names)
+    cdef Py_ssize_t place = row.number.at if row.number.at < n else -1
+    for i in range(named):
+        if <object>PyTuple_GET_ITEM(names, i) == row.number.name:
+            place = n + i
+    if place < 0 or n + named > MOST_CONVERTED:
+        return -1
+    kind = jm_kind_of_type(&types, Py_TYPE(args[place]))
+    if kind == JM_INT or (kind == JM_FLOAT and row.number.convert is None):
+        return place
+    return -1
+
+
+cdef bint _is_converted(object number) except -1:
+    """Is it one of which an array can be made without an error?"""
+    return 0 <= number < MOST_NUMBER
+
+
+cdef tuple _converting = (
+    (private.convert_primitive, attributes_of(private.convert_primitive))
+    if private.HAVE_REPLAY else None
+)
+
+
+cdef bint _is_converted_as_before() except -1:
+    """Is nothing replaced that converts a number or places it? The function would not call it."""
+    return is_untouched(placement_rules) and have_their_rules([_converting])
+
+
+cdef bint _comes_again(Row row, object number) except -1:
+    """Is it one of the last numbers? Those have recordings of their own, with their arrays."""
+    if number in row.numbers:
+        return True
+    if not is_asked():
+        row.numbers = [number, *row.numbers[:MOST_NUMBERS - 1]]
+    return False
+
+
+cdef bint _is_where_others_are(PyObject** args, Py_ssize_t n, Py_ssize_t place) except -1:
+    """Are the arrays on one device each? With others the call is not replayed."""
+    cdef Py_ssize_t i
+    for i in range(n):
+        if i != place and jm_kind_of_type(&types, Py_TYPE(args[i])) == JM_ARRAY:
+            if type(array_sharding(<object>args[i])) is not _single_type:
+                return False
+    return True
+
+
+cdef object _array_of(Row row, object number):
+    """The array that the function would make of it."""
+    enter()
+    try:
+        return device_put(row.number.convert(number))
+    finally:
+        leave()
+
+
+cdef object _call_with_number(
+    Row row, PyObject** args, Py_ssize_t n, PyObject* names, Py_ssize_t place
+):
+    """As `_call_looked_at`; a number that is new is made an array, and so is none of the key."""
+    cdef PyObject* own[MOST_CONVERTED]
+    cdef Sources none
+    cdef int reason
+    none.count = 0
+    none.with_functions = False
+    if (
+        not _is_converted(<object>args[place]) or tapes.current is not None
+        or _comes_again(row, <object>args[place])
+        or operation_context(&reason) is None or _obstacle(&none) != HIT
+        or not _is_converted_as_before()
+        or not _is_where_others_are(args, n, place)
+    ):
+        return _call_looked_at(row, args, n, names)
+    array = _array_of(row, <object>args[place])
+    memcpy(own, args, (n + (0 if names == NULL else PyTuple_GET_SIZE(names))) * sizeof(PyObject*))
+    own[place] = <PyObject*>array
+    return _call_looked_at(row, own, n, names)
+
+
+cdef PyObject* call_row(
+    Row row, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    cdef object result
+    cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf), place = -1
+    if row.number is not None:
+        place = _place_of_number(row, args, n, names)
+        if place < 0 and row.number.only:
+            return PyObject_Vectorcall(<PyObject*>row.call, args, nargsf, names)
+    if row.left_with is not None and names != NULL and row.left_with in <tuple>names:
+        _count_miss(row, OPTIONS)
+    elif row.skip:
+        if not is_asked():
+            row.skip -= 1
+        _count_miss(row, NOT_RECORDED)
+    else:
+        if place < 0 or row.number.convert is None:
+            result = _call_looked_at(row, args, n, names)
+        else:
+            result = _call_with_number(row, args, n, names, place)
+        if result is not None:
+            Py_INCREF(result)
+            return <PyObject*>result
+    return perform(<PyObject*>row.call, args, nargsf, names)
+
+
+cdef PyObject* _call_method(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    return (<row_function>call_row)(<Row>(<Method>method).inner, args, nargsf, names)
+
+
+HOST_ITSELF, HOST_OR_ITEMS, HOST_AS_OPERAND = HOST, HOST_ARRAYS, HOST_OPERAND
+
+
+def make_row(
+    str entry, reference, Number number=None, str left_with=None, str written=None,
+    bint with_functions=False, HostData host=NO_HOST, bint with_index=False,
+):
+    """The replacement of a function of the reference whose calls are replayed.
+
+    Args:
+      entry: the name of its entry point.
+      reference: the function.
+      number: an argument of which it makes an array before it decides anything by it, or None.
+      left_with: the name of an argument by which users' code may be called; or None.
+      written: how programs write it, if it shares its entry point with others; or None.
+      with_functions: whether it takes functions, and traces each once for each kind of arguments.
+      host: whether its first argument, or the second one of an operator, may be host data, of which
+        it decides by no more than dtype and shape: `HOST_ITSELF`, `HOST_OR_ITEMS`,
+        `HOST_AS_OPERAND`.
+      with_index: whether it takes an array and an index, and does the same for each row of it.
+    """
+    cdef Method method
+    cdef Row row
+    if reference is None:
+        return None
+    method = make_method(<vectorcallfunc>_call_method, reference)
+    method.inner = row = Row(entry_number(entry), reference)
+    row.number = number
+    row.left_with = left_with
+    row.with_functions = with_functions
+    row.host = host
+    row.with_index = with_index
+    row.named = named_number(entry, written) if written else 0
+    return method
+
+
+def fuse_after(int times) -> int:
+    """Have steps become fewer after so many times; returns the number until now. For tests."""
+    global _times_to_fuse
+    before, _times_to_fuse = _times_to_fuse, times
+    return before
+
+
+def _forget() -> None:
+    """Look at all calls again."""
+    cdef Row row
+    for row in _rows:
+        row.missed = row.skip = row.turn = row.recorded = 0
+        row.numbers = []
+
+
+on_forget(_forget)
+
+
+# --- Functions that are objects of a class -------------------------------------------------------
+
+cdef dict _rows_of_objects = {}    # id of such a function -> its Row; they live as long as JAX
+
+
+cdef PyObject* _call_object(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    """`cls.__call__(self, *args, **kwargs)`."""
+    cdef object row = None
+    if PyVectorcall_NARGS(nargsf):
+        row = _rows_of_objects.get(<size_t>args[0])
+    if row is None:
+        return PyObject_Vectorcall(<PyObject*>(<Method>method).reference, args, nargsf, names)
+    return (<row_function>call_row)(<Row>row, args + 1, PyVectorcall_NARGS(nargsf) - 1, names)
+
+
+def make_object_call(str entry, reference, list functions):
+    """The replacement of the method by which objects of a class are called.
+
+    Args:
+      entry: the name of the entry point.
+      reference: the method, `cls.__call__`.
+      functions: an object whose calls are replayed, and as for `make_row` its number and how
+        programs write it; for each.
+    """
+    cdef Method method = make_method(<vectorcallfunc>_call_object, reference)
+    cdef Row row
+    for function, number, written in functions:
+        row = Row(entry_number(entry), function)
+        row.call = MethodType(reference, function)
+        row.number = number
+        row.named = named_number(entry, written)
+        _rows_of_objects[id(function)] = row
+    return method
+
+
+def method_calling(function):
+    """The reference's method by which one of these objects is called; None for others."""
+    row = _rows_of_objects.get(id(function))
+    return None if row is None else (<Row>row).call.__func__
+
+
+# --- Entry points of their own -------------------------------------------------------------------
+
+zeros = make_row("zeros", private.jnp_zeros)
+ones = make_row("ones", private.jnp_ones)
+full = make_row("full", private.jnp_full)
+getitem = make_row("getitem", private.array_getitem, with_index=True)

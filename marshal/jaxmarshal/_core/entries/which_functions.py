@@ -1,0 +1,258 @@
+"""Which public functions are replayed outside of `jit`.
+
+They take several steps, or one behind much Python.
+
+Functions that JAX has jitted itself are one step already, and not in here. Neither are those that
+always look at an array's elements (`nonzero`, `unique`), or which make no arrays (`shape`): they
+would never be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from jaxmarshal._core.entries import public_functions
+from jaxmarshal._jax import private
+
+_NUMPY = [
+    "arange", "argmax", "argmin", "array_equal", "array_equiv", "array_split", "astype",
+    "average", "bartlett", "blackman", "broadcast_arrays", "broadcast_to", "choose",
+    "column_stack", "concat", "concatenate", "copy", "cumulative_prod", "cumulative_sum",
+    "degrees", "diag", "diag_indices", "diagflat", "divide", "dsplit", "dstack", "einsum",
+    "empty", "empty_like", "expand_dims", "eye", "flip", "fliplr", "flipud", "full_like",
+    "geomspace", "hamming", "hanning", "hsplit", "hstack", "identity", "indices", "interp",
+    "isin", "isneginf", "isposinf", "kaiser", "linspace", "logspace", "matrix_transpose",
+    "meshgrid", "mod", "moveaxis", "ones_like", "pad", "permute_dims", "pow", "power", "ptp",
+    "radians", "repeat", "reshape", "roll", "select", "split", "squeeze", "stack", "std",
+    "tensordot", "tile", "transpose", "tri", "tril_indices", "triu_indices", "unravel_index",
+    "var", "vecdot", "vsplit", "vstack", "where", "zeros_like",
+]  # fmt: skip
+
+_LINALG = [
+    "cross", "diagonal", "lstsq", "matmul", "matrix_norm", "matrix_transpose", "multi_dot",
+    "outer", "pinv", "svdvals", "tensordot", "trace", "vecdot", "vector_norm",
+]  # fmt: skip
+
+_FFT = [
+    "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2", "ifftn", "ifftshift",
+    "ihfft", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn",
+]  # fmt: skip
+
+_NN = ["dot_product_attention", "gelu", "logsumexp", "one_hot", "softmax"]
+
+_LAX = [
+    "abs", "add", "argmax", "argmin", "batch_matmul", "bitcast_convert_type", "bitwise_and",
+    "bitwise_not", "bitwise_or", "bitwise_xor", "broadcast", "broadcast_in_dim",
+    "broadcasted_iota", "ceil", "clamp", "collapse", "concatenate", "conj", "conv",
+    "conv_general_dilated", "convert_element_type", "cos", "cummax", "cummin", "cumprod",
+    "cumsum", "div", "dot", "dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim",
+    "dynamic_update_slice", "dynamic_update_slice_in_dim", "eq", "erf", "exp", "expand_dims",
+    "expm1", "floor", "full", "full_like", "ge", "gt", "imag", "index_in_dim", "index_take",
+    "integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min",
+    "mul", "ne", "neg", "pad", "pow", "real", "reciprocal", "reduce_and", "reduce_max",
+    "reduce_min", "reduce_or", "reduce_precision", "reduce_prod", "reduce_sum", "rem",
+    "reshape", "rev", "round", "rsqrt", "select", "select_n", "sign", "sin", "slice",
+    "slice_in_dim", "sort", "sort_key_val", "split", "sqrt", "square", "squeeze", "stack",
+    "stop_gradient", "sub", "tan", "tanh", "tile", "top_k", "transpose", "unstack",
+]  # fmt: skip
+
+_RANDOM = [
+    "PRNGKey", "ball", "bernoulli", "beta", "bits", "categorical", "cauchy", "chisquare",
+    "choice", "clone", "dirichlet", "exponential", "fold_in", "gamma", "gumbel", "key",
+    "key_data", "laplace", "loggamma", "logistic", "lognormal", "maxwell",
+    "multivariate_normal", "normal", "orthogonal", "pareto", "permutation", "poisson",
+    "rademacher", "randint", "rayleigh", "split", "t", "triangular", "truncated_normal",
+    "uniform", "wald", "weibull_min", "wrap_key_data",
+]  # fmt: skip
+
+_MODULES = (
+    ("jax.numpy", _NUMPY),
+    ("jax.numpy.linalg", _LINALG),
+    ("jax.numpy.fft", _FFT),
+    ("jax.nn", _NN),
+    ("jax.lax", _LAX),
+    ("jax.random", _RANDOM),
+)
+
+#: Functions that take functions. JAX traces each of these once for each kind of arguments, and
+#: knows it by its identity afterwards.
+_WITH_FUNCTIONS = frozenset(("cond", "fori_loop", "scan", "switch", "while_loop"))
+
+#: Functions that decide by no more than dtype and shape of numpy arrays, their first argument or
+#: its items.
+_WITH_HOST = frozenset((
+    "column_stack", "concatenate", "dstack", "empty_like", "full_like", "hstack", "ones_like",
+    "stack", "vstack", "zeros_like",
+))  # fmt: skip
+
+#: Functions with a derivative of their own: objects of one class, called through its `__call__`.
+_WITH_DERIVATIVES = (("jax.nn", ["relu", "relu6"]),)
+
+#: Functions that make an array of a number before they look at it, so that any number takes the
+#: same steps.
+_NUMBERS = {
+    "fold_in": public_functions.Number(1, "data", np.uint32),
+    "key": public_functions.Number(0, "seed", np.int64),
+    "PRNGKey": public_functions.Number(0, "seed", np.int64),
+}
+
+#: By a name that a program registered, `optimize` calls a function of the program's.
+_LEFT_WITH = {"einsum": "optimize"}
+
+#: The second argument of an operator where calls without a number are not replayed.
+_NUMBER = public_functions.Number(1, "other", None, only=True)
+
+#: Methods of `x.at[...]`.
+_UPDATES = ("add", "apply", "divide", "get", "max", "min", "multiply", "power", "set", "subtract")
+
+#: Methods of arrays that are functions of Python, beside `__getitem__`.
+_METHODS = (
+    "argmax", "argmin", "astype", "clip", "copy", "ptp", "repeat", "reshape", "squeeze", "std",
+    "swapaxes", "trace", "transpose", "var",
+)
+
+#: Operators of arrays; and those that take little more than one dispatch without a number.
+_OPERATORS = (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "pow", "rpow", "and", "rand", "or", "ror", "xor",
+    "rxor",
+)
+_NUMBER_OPERATORS = (
+    "truediv", "rtruediv", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge",
+)
+
+#: Those that decide by the elements of what is no array: by a small integer as exponent.
+_BY_VALUE = ("__pow__", "__rpow__")
+
+#: How programs write them.
+_SYMBOLS = {
+    "__add__": "+", "__sub__": "-", "__mul__": "*", "__truediv__": "/", "__floordiv__": "//",
+    "__mod__": "%", "__pow__": "**", "__and__": "&", "__or__": "|", "__xor__": "^",
+    "__eq__": "==", "__ne__": "!=", "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=",
+}  # fmt: skip
+
+#: The same of numpy's kind of functions. Those that operators lead to are not among them: a call of
+#: an operator that is new would be looked at twice.
+_NUMBER_UFUNCS = ("maximum", "minimum")
+
+
+#: How programs write the modules, where that is not the module's name.
+_SHORT = {"jax.numpy": "jnp", "jax.numpy.linalg": "jnp.linalg", "jax.numpy.fft": "jnp.fft"}
+
+
+#: By id of a function or object that was found: how programs write it.
+_names: dict[int, str] = {}
+
+
+def _has_number(args: tuple[Any, ...]) -> bool:
+    """Is the second of an operator's arguments a plain number?"""
+    return len(args) > 1 and type(args[1]) in (int, float)
+
+
+def is_replayed(operator: str, args: tuple[Any, ...]) -> bool:
+    """Is an operator of an array replayed for these arguments? `operator` is such as `radd`."""
+    if operator in _NUMBER_OPERATORS:
+        return _has_number(args)
+    return operator in (*_OPERATORS, "getitem")
+
+
+def is_left(ufunc: Any, args: tuple[Any, ...]) -> bool:
+    """Is it a call of one of numpy's kind of functions that is JAX's own one dispatch?"""
+    return type(ufunc) is private.ufunc and not _has_number(args)
+
+
+def _found(modules: tuple[tuple[str, list[str]], ...]) -> Iterator[Any]:
+    """What the installed JAX has of these names, each object once."""
+    seen = set()
+    for module, names in modules:
+        for name in names:
+            found = private.lookup_quietly(module, name)
+            if found is not None and id(found) not in seen:
+                seen.add(id(found))
+                _names.setdefault(id(found), f"{_SHORT.get(module, module)}.{name}")
+                yield found
+
+
+def _number_of(function: FunctionType) -> public_functions.Number | None:
+    is_random = function.__module__.startswith("jax._src.random")
+    return _NUMBERS.get(function.__name__) if is_random else None
+
+
+def functions() -> list[tuple[Any, Any]]:
+    """Pairs of a function of the reference and its replacement."""
+    if not private.HAVE_REPLAY:
+        return []
+    return [
+        (function, public_functions.make_row(
+            "functions", function, _number_of(function), _LEFT_WITH.get(function.__name__),
+            _names[id(function)], function.__name__ in _WITH_FUNCTIONS,
+            public_functions.HOST_OR_ITEMS if function.__name__ in _WITH_HOST else 0,
+        ))
+        for function in _found((*_MODULES, ("jax.lax", sorted(_WITH_FUNCTIONS))))
+        if type(function) is FunctionType
+    ]
+
+
+def methods() -> list[tuple[type, str, Any, Any]]:
+    """A class, the name of its method, the reference's method and its replacement."""
+    if not private.HAVE_REPLAY:
+        return []
+    array = private.ArrayImpl
+    places: list[tuple[type, str, Any]]
+    places = [(private.IndexUpdateRef, name, None) for name in _UPDATES]
+    places += [(array, name, None) for name in _METHODS]
+    places += [(array, f"__{name}__", None) for name in _OPERATORS]
+    operators = {f"__{name}__" for name in _OPERATORS}.difference(_BY_VALUE)
+    places += [(array, f"__{name}__", _NUMBER) for name in _NUMBER_OPERATORS]
+    found = [(cls, name, vars(cls).get(name), number) for cls, name, number in places]
+    made = [
+        (cls, name, method, public_functions.make_row(
+            "functions", method, number, written=name_of(method, cls, name),
+            host=public_functions.HOST_AS_OPERAND if name in operators else 0,
+            with_index=cls is private.IndexUpdateRef,
+        ))
+        for cls, name, method, number in found
+        if type(method) is FunctionType
+    ]
+    return [*made, *_calls_of_objects()]
+
+
+def _calls_of_objects() -> Iterator[tuple[type, str, Any, Any]]:
+    """The methods by which functions that are objects of a class are called."""
+    derivatives = [(function, None) for function in _found(_WITH_DERIVATIVES)]
+    ufuncs = [(function, _NUMBER) for function in _found((("jax.numpy", list(_NUMBER_UFUNCS)),))]
+    for cls, reference, listed in (
+        (private.custom_jvp, private.custom_jvp_call, derivatives),
+        (private.ufunc, private.ufunc_call, ufuncs),
+    ):
+        chosen = [
+            (function, number, _names[id(function)])
+            for function, number in listed
+            if type(function) is cls
+        ]
+        call = public_functions.make_object_call("functions", reference, chosen)
+        yield cls, "__call__", reference, call
+
+
+def name_of(original: Any, holder: type | None, attribute: str) -> str:
+    """How programs write a function or method that is replayed.
+
+    Empty for the methods by which objects are called: of these, `name_of_object` knows the name.
+    """
+    if holder is None:
+        return _names.get(id(original), "")
+    if attribute == "__call__":
+        return ""
+    if attribute in _SYMBOLS:
+        return f"x {_SYMBOLS[attribute]} y"
+    if attribute.replace("__r", "__", 1) in _SYMBOLS:
+        return f"y {_SYMBOLS[attribute.replace('__r', '__', 1)]} x"
+    return f"x.at[...].{attribute}" if holder is private.IndexUpdateRef else f"x.{attribute}"
+
+
+def name_of_object(function: Any) -> str:
+    """How programs write a function that is an object of JAX's; empty where nobody knows."""
+    return _names.get(id(function)) or str(getattr(function, "__name__", ""))

@@ -1,0 +1,386 @@
+"""Matching calls with plans."""
+
+from cpython.object cimport PyObject, PyObject_Hash
+from cpython.ref cimport Py_INCREF
+
+from libc.stdint cimport uint64_t
+
+from jaxmarshal._core.context.configuration cimport Context
+from jaxmarshal._core.placement.records cimport is_as_resolved
+from jaxmarshal._core.plans.guard cimport begin, end
+from jaxmarshal._core.plans.intake cimport jm_intake
+from jaxmarshal._core.plans.match cimport Walk, match, match_array
+from jaxmarshal._core.plans.plan cimport Plan, Plans, build_results, make_index, run
+from jaxmarshal._core.plans.signature cimport (
+    MOST_LEAVES, add_number, number_of_static, number_of_tree, number_of_trees
+)
+from jaxmarshal._core.values.arguments cimport jm_table, jm_table_free, jm_table_init
+from jaxmarshal._core.values.errors cimport propagate
+from jaxmarshal._core.values.graph_nodes cimport Nodes, are_expected, forget_nodes
+from jaxmarshal._core.values.live_objects cimport counters
+from jaxmarshal._core.values.static_values cimport StaticArgument, make_static, same_static
+from jaxmarshal._core.values.trees cimport REGISTRY_NODE, Structure, flatten, move_structure
+from jaxmarshal._reports.counting cimport HIT, HOST_LEAVES, NOT_RECORDED, TREE
+
+cdef extern from *:
+    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
+    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
+    PyObject* PyErr_Occurred() noexcept
+    bint PyUnicode_CheckExact(object obj) noexcept
+
+cdef enum:
+    FEW = 4    # so many plans are tried one after the other
+
+# As their callers see them; see `errors`.
+ctypedef int (*match_function)(Plan, Call*, jm_intake*) noexcept
+ctypedef PyObject* (*run_function)(Plan, jm_intake*, int) noexcept
+ctypedef PyObject* (*try_function)(Plan, Call*, jm_table*, bint, int*) noexcept
+
+
+# --- Static arguments ----------------------------------------------------------------------------
+
+cdef class StaticRule:
+    def __cinit__(self, numbers, names):
+        self.numbers = frozenset(numbers)
+        self.names = frozenset(names)
+
+
+cdef inline bint _is_static(StaticRule rule, Py_ssize_t i, Py_ssize_t n):
+    return rule is not None and (i in rule.numbers or i - n in rule.numbers)
+
+
+cdef PyObject* _by_name(Call* call, str name, Py_ssize_t likely) noexcept:
+    """The argument with this name, or NULL; `likely` is where its name may be."""
+    cdef Py_ssize_t i, n
+    if call.names == NULL:
+        return NULL
+    n = PyTuple_GET_SIZE(call.names)
+    if likely < n and PyTuple_GET_ITEM(call.names, likely) == <PyObject*>name:
+        return call.args[call.n + likely]
+    for i in range(n):
+        if PyTuple_GET_ITEM(call.names, i) == <PyObject*>name:
+            return call.args[call.n + i]
+    for i in range(n):    # a name that is not interned; other kinds have an equality of their own
+        if PyUnicode_CheckExact(<object>PyTuple_GET_ITEM(call.names, i)) and (
+            <str>(<object>PyTuple_GET_ITEM(call.names, i)) == name
+        ):
+            return call.args[call.n + i]
+    return NULL
+
+
+cdef bint are_plain_names(PyObject* names) noexcept:
+    cdef Py_ssize_t i
+    for i in range(0 if names == NULL else PyTuple_GET_SIZE(names)):
+        if not PyUnicode_CheckExact(<object>PyTuple_GET_ITEM(names, i)):
+            return False
+    return True
+
+
+cdef bint _statics_match(Plan plan, Call* call) except -1:
+    cdef StaticArgument known
+    cdef PyObject* found
+    for item in plan.statics:
+        known = <StaticArgument>item
+        if known.number >= 0:
+            found = call.args[known.number]
+        else:
+            found = _by_name(call, known.name, 0)
+        if found == NULL or not same_static(known, found, &call.asked):
+            return False
+    return True
+
+
+# --- Matching ------------------------------------------------------------------------------------
+
+cdef int _match_dynamic(Plan plan, Call* call, Walk* walk) except -1:
+    """The arguments by position that are not static."""
+    cdef Py_ssize_t i
+    cdef Context now
+    cdef int matched, reason
+    if plan.statics is None:
+        return match_array(call.args, call.n, walk)
+    if not _statics_match(plan, call):
+        return 0
+    if call.asked.ran and call.context_then == NULL and call.context_of != NULL:
+        now = call.context_of(&reason)
+        call.context_then = <PyObject*>now
+    for i in range(call.n):
+        if not plan.is_static[i]:
+            matched = match(call.args[i], walk)
+            if matched != 1:
+                return matched
+    return 1
+
+
+cdef int match_call(Plan plan, Call* call, jm_intake* intake) except -1:
+    cdef Walk walk
+    cdef PyObject* found
+    cdef Py_ssize_t i, n_names = 0 if call.names == NULL else PyTuple_GET_SIZE(call.names)
+    cdef int matched
+    if call.n != plan.positional or n_names != plan.keywords:
+        return 0
+    walk.intake = intake
+    walk.step = plan.arguments.steps
+    walk.end = plan.arguments.steps + plan.arguments.count
+    walk.leaves = 0
+    walk.asked = &call.asked
+    walk.taken = 0
+    walk.nodes = call.nodes
+    if call.nodes != NULL:
+        forget_nodes(<Nodes>call.nodes)
+    if call.flat:    # without a structure
+        walk.leaves = plan.count
+    matched = _match_dynamic(plan, call, &walk)
+    if matched != 1:
+        return matched
+    if n_names:
+        for i in range(len(plan.names)):
+            found = _by_name(call, <str>plan.names[i], i)
+            if found == NULL:
+                return 0
+            matched = match(found, &walk)
+            if matched != 1:
+                return matched
+    return walk.leaves == 0 and walk.step == walk.end
+
+
+cdef int flatten_call(
+    Call* call, StaticRule rule, Structure* structure, jm_table* table
+) except -1:
+    cdef Py_ssize_t i
+    cdef int reason
+    for i in range(call.n):
+        if not _is_static(rule, i, call.n):
+            reason = flatten(<object>call.args[i], NULL, structure, table)
+            if reason:
+                return reason
+    if call.names == NULL:
+        return HIT
+    if not are_plain_names(call.names):
+        return TREE
+    for name in sorted(<tuple>call.names):
+        if rule is None or name not in rule.names:
+            reason = flatten(<object>_by_name(call, name, 0), NULL, structure, table)
+            if reason:
+                return reason
+    return HIT
+
+
+cdef int describe_call(Plan plan, Call* call, StaticRule rule, Structure* structure) except -1:
+    cdef Py_ssize_t i
+    cdef list names = [] if call.names == NULL else sorted(<tuple>call.names)
+    cdef list statics = []
+    cdef bytearray flags = bytearray(call.n)
+    plan.positional = call.n
+    plan.keywords = len(names)
+    for i in range(call.n):
+        if _is_static(rule, i, call.n):
+            flags[i] = 1
+            statics.append(make_static(i, None, <object>call.args[i]))
+    plan.names = tuple([name for name in names if rule is None or name not in rule.names])
+    for name in names:
+        if rule is not None and name in rule.names:
+            statics.append(make_static(-1, name, <object>_by_name(call, name, 0)))
+    if statics:
+        plan.statics = statics
+        plan.is_static = bytes(flags)
+    for i in range(structure.count):
+        if structure.steps[i].op == REGISTRY_NODE:
+            plan.runs_user_code = True
+    move_structure(&plan.arguments, structure)
+    plan.signature = signature_of(call, rule, plan.context)
+    return 0
+
+
+# --- Trying --------------------------------------------------------------------------------------
+
+cdef int _not_compared() except -1:
+    """The guard has just reported an error: whatever cannot be compared is the reference's."""
+    try:
+        propagate()
+    except Exception:
+        pass
+    return 0
+
+
+cdef PyObject* _expected_context(Plan plan, Call* call) noexcept:
+    """jaxlib reads the configuration when nodes were taken apart, and statics were not yet hashed.
+
+    Here statics come first, so that what their hashes have changed has changed nothing.
+    """
+    return <PyObject*>plan.context if call.context_then == NULL else call.context_then
+
+
+cdef bint _still_fits(Plan plan, Call* call, jm_intake* intake) except -1:
+    """Is all that was looked at what it was, after the user's code was asked?
+
+    A node that is taken apart, or a static argument's hash, may have changed the configuration, the
+    arguments, or what the function closes over, and cleared its cache.
+    """
+    cdef Py_ssize_t i
+    cdef Context now
+    cdef int reason = HIT
+    if plan.dropped or (call.nodes != NULL and not are_expected(<Nodes>call.nodes)):
+        return False
+    if not plan.runs_user_code and not call.asked.ran:
+        return True
+    if plan.runs_user_code and call.context_of != NULL:
+        now = call.context_of(&reason)
+        if <PyObject*>now != _expected_context(plan, call):
+            intake.reason = reason
+            return False
+    for i in range(intake.table.count):
+        if not is_as_resolved(&intake.table.slots[i]):
+            return False
+    return True
+
+
+cdef PyObject* _try_plan(
+    Plan plan, Call* call, jm_table* table, bint by_pointer, int* reason
+) except? NULL:
+    """The result of this plan, a new reference; or NULL with a reason why it does not fit."""
+    cdef jm_intake intake
+    cdef int matched
+    cdef PyObject* results = NULL
+    begin(plan, &intake, table, by_pointer)
+    matched = (<match_function>match_call)(plan, call, &intake)
+    if matched < 0:
+        matched = _not_compared()
+    if matched and intake.guard == intake.end and _still_fits(plan, call, &intake):
+        results = (<run_function>run)(plan, &intake, call.entry)
+    reason[0] = intake.reason or <int>NOT_RECORDED
+    end(&intake)
+    if results == NULL:
+        if PyErr_Occurred() != NULL:
+            propagate()
+        return NULL
+    if call.nodes != NULL:
+        Py_INCREF(plan)
+        call.fitted = <PyObject*>plan
+        return results
+    return results if call.flat else build_results(plan, results)
+
+
+# --- Choosing ------------------------------------------------------------------------------------
+
+cdef uint64_t _signature(Call* call, StaticRule rule, Context context) except? 0:
+    """A number that calls of one signature have in common, whatever the order of their names."""
+    cdef Py_ssize_t i, n_names = 0 if call.names == NULL else PyTuple_GET_SIZE(call.names)
+    cdef Py_ssize_t each = MOST_LEAVES // (call.n + n_names) if call.n + n_names else 0
+    cdef uint64_t number = add_number(<uint64_t><size_t><PyObject*>context, n_names)
+    cdef uint64_t one, by_name = 0
+    if rule is None:
+        number = add_number(
+            number, number_of_trees(call.args, call.n, each * call.n or MOST_LEAVES)
+        )
+    else:
+        for i in range(call.n):
+            if _is_static(rule, i, call.n):
+                one = number_of_static(call.args[i])
+            else:
+                one = number_of_tree(call.args[i], each) if each else 0
+            number = add_number(number, one)
+    for i in range(n_names if each else 0):
+        name = <object>PyTuple_GET_ITEM(call.names, i)
+        if rule is not None and name in rule.names:
+            one = number_of_static(call.args[call.n + i])
+        else:
+            one = number_of_tree(call.args[call.n + i], each)
+        by_name += add_number(one, <uint64_t>PyObject_Hash(name))
+    return add_number(number, by_name)
+
+
+cdef uint64_t signature_of(Call* call, StaticRule rule, Context context) except? 0:
+    """The same, or 1 where there is something that cannot be read."""
+    try:
+        return _signature(call, rule, context)
+    except Exception:
+        return 1
+
+
+cdef PyObject* _try_each(
+    list candidates, list chosen, Plans plans, Context context, Call* call, jm_table* table,
+    int* reason
+) except? NULL:
+    """The first that fits with the very objects, or the first that fits with equal ones."""
+    cdef Plan plan
+    cdef PyObject* result
+    cdef Py_ssize_t i
+    cdef bint by_pointer = len(candidates) > 1
+    while True:
+        for i in range(len(candidates)):
+            plan = <Plan>candidates[i]
+            if plan.context is not context or (by_pointer and plan.runs_user_code):
+                continue
+            result = (<try_function>_try_plan)(plan, call, table, by_pointer, reason)
+            if result == NULL and PyErr_Occurred() == NULL:
+                if reason[0] == HOST_LEAVES:    # it fits, but for a scalar that is not kept
+                    return NULL
+                continue
+            if result == NULL:
+                propagate()
+            if plans.plans is not chosen:
+                return result    # the call itself has dropped plans, or added some
+            if candidates is not chosen:
+                plans.latest = plan
+            elif i and plan.runs_user_code:
+                _use_next(plans, plan)
+            return result
+        if not by_pointer:
+            return NULL
+        by_pointer = False
+
+
+cdef int _use_next(Plans plans, Plan plan) except -1:
+    """Have a plan be the first to be tried; the index is of the same plans."""
+    plans.plans = plans.indexed = [plan, *[other for other in plans.plans if other is not plan]]
+    return 0
+
+
+cdef PyObject* _try_chosen(
+    list chosen, Plans plans, StaticRule rule, Context context, Call* call, jm_table* table,
+    int* reason
+) except? NULL:
+    """One of many plans: that which fitted last, or one for calls of this signature."""
+    cdef PyObject* result
+    cdef list candidates
+    cdef Plan latest = plans.latest
+    if latest is not None and latest.context is context and not latest.runs_user_code:
+        result = (<try_function>_try_plan)(latest, call, table, True, reason)
+        if result != NULL:
+            return result
+        if PyErr_Occurred() != NULL:
+            propagate()
+        if reason[0] == HOST_LEAVES:
+            return NULL
+    reason[0] = NOT_RECORDED
+    candidates = plans.index.get(signature_of(call, rule, context))
+    if candidates is None:
+        return NULL
+    return _try_each(candidates, chosen, plans, context, call, table, reason)
+
+
+cdef PyObject* try_plans(
+    Plans plans, StaticRule rule, Context context, Call* call, int* reason
+) except? NULL:
+    cdef jm_table table
+    cdef PyObject* result
+    cdef list flattened, chosen = plans.plans
+    cdef dict hashes
+    reason[0] = NOT_RECORDED
+    if plans.indexed is not chosen:
+        make_index(plans)
+    if plans.asks_user_code and len(chosen) > 1:
+        flattened, hashes = [], {}
+        call.asked.flattened = <PyObject*>flattened
+        call.asked.hashes = <PyObject*>hashes
+    jm_table_init(&table, &counters)
+    try:
+        if len(chosen) > FEW:
+            result = _try_chosen(chosen, plans, rule, context, call, &table, reason)
+        else:
+            result = _try_each(chosen, chosen, plans, context, call, &table, reason)
+    finally:
+        jm_table_free(&table)
+        call.asked.flattened = call.asked.hashes = NULL
+    return result

@@ -1,0 +1,1 @@
+"""Whole functions as the steps they took: tapes, and what tells calls apart."""

@@ -1,0 +1,1 @@
+"""What happened and why: counts, and what tells people about them."""
