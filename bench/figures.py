@@ -37,6 +37,7 @@ FIGURES = sorted((HERE / "figures").glob("py*.json"), key=by_version)
 TRAINING = sorted((HERE / "figures").glob("training-*.json"))
 PACKED = sorted((HERE / "figures").glob("packed-*.json"), key=lambda path: path.stem)
 PROCESSES = sorted((HERE / "figures").glob("processes-*.json"), key=by_version)
+GPUS = sorted((HERE / "figures").glob("gpu-*.json"), key=by_version)
 SURVEYS = sorted((HERE / "figures").glob("survey-*.json"), key=lambda path: path.stem)
 PROGRAMS = sorted((HERE / "programs" / "figures").glob("*.json"))
 
@@ -113,6 +114,15 @@ def all_figures() -> str:
             f"JAX's own CPU backend (`xcpu,cpu`).\n\n{_ratios(plugins)}"
         )
     return "\n\n".join(parts)
+
+
+def gpus() -> str:
+    """Every file of a GPU as a table."""
+    return "\n\n".join(
+        f"### {results.title(found)}\n\n{results.markdown(found['rows'])}\n\n"
+        f"{_slopes(found['rows'])}"
+        for found in map(results.read, GPUS)
+    )
 
 
 def _column(found: dict[str, Any]) -> str:
@@ -328,6 +338,7 @@ def documents() -> dict[Path, str]:
         (HERE / "README.md", "figures", all_figures()),
         (HERE / "README.md", "survey", surveys()),
         (HERE / "README.md", "training", training()),
+        (HERE / "README.md", "gpu", gpus()),
         (HERE.parent / "README.md", "survey", survey()),
         (HERE / "programs" / "README.md", "figures", programs()),
         (HERE.parent / "README.md", "programs", program_headlines()),

@@ -31,6 +31,7 @@ import jaxmarshal
 from jaxmarshal._core.entries import executables
 from jaxmarshal._core.replay import fusion
 from jaxmarshal._core.values import array_words
+from jaxmarshal._jax import private
 
 hypothesis.settings.register_profile(
     "quick", max_examples=300, deadline=None, derandomize=True,
@@ -79,6 +80,7 @@ def callbacks():
     try:
         jax.block_until_ready(jax.jit(lambda x: jax.pure_callback(np.asarray, shape, x))(1.0))
     except jax.errors.JaxRuntimeError as error:
+        private.runtime_tokens.clear()    # or JAX raises it once more at the next barrier
         pytest.skip(f"NOT DONE: computations here cannot call Python: {error}"[:120])
 
 

@@ -233,9 +233,10 @@ def test_describe():
     assert len(set(offsets)) == len(offsets)
     assert facts["data_layout"] and all(word % 8 == 0 for word in facts["data_layout"])
     assert facts["notes"] == []
-    # Behind the PJRT C API what holds the data is on the other side of an interface.
-    in_process = os.path.exists("/proc/self/mem") and set(facts["clients"]) == {"cpu"}
-    assert (facts["data"] is not None) is in_process
+    assert (facts["data"] is not None) is os.path.exists("/proc/self/mem")
+    # Behind the PJRT C API what holds the data is one handle further.
+    in_process = set(facts["clients"]) == {"cpu"}
+    assert len(facts["data"] or ()) in ((0, 2) if in_process else (0, 3))
 
 
 def test_recalibration_finds_the_same_words():

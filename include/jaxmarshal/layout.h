@@ -31,7 +31,10 @@ typedef struct {
     Py_ssize_t held;         /* in a runtime buffer of one device: what holds the data; or -1. The
                                 word before it says of how many devices the buffer has data here */
     uintptr_t held_vtable;   /* its first word, and ... */
-    Py_ssize_t data;         /* ... the word that is NULL once the data were donated */
+    Py_ssize_t wrapped;      /* ... behind the PJRT C API: where it points to a plugin's handle, whose
+                                first word points to what holds the data there; or -1 */
+    uintptr_t wrapped_vtable; /* the first word of that */
+    Py_ssize_t data;         /* the word that is NULL once the data were donated, of the last one */
 } jm_array_layout;
 
 /* Are the words known that the guard of a compiled call compares? */
@@ -64,8 +67,8 @@ static inline int jm_buffer_layout_is_default(const jm_array_layout *layout, con
     return different == 0;
 }
 
-/* What holds the data of a runtime buffer of the known class, or NULL where that is not known. Of
-   several devices it is the first one's: the buffer then has a pointer to a list of them. An array
+/* What holds the data of a runtime buffer of the known class and client, or NULL where that is not
+   known. A plugin's handle is read only if it is a plugin's of which that is known. Of several devices it is the first one's: the buffer then has a pointer to a list of them. An array
    whose devices are all those of other processes has nothing there: any word. */
 static inline const void *jm_buffer_held(const jm_array_layout *layout, const void *buffer) {
     const void *held;
@@ -76,6 +79,10 @@ static inline const void *jm_buffer_held(const jm_array_layout *layout, const vo
     held = jm_word(buffer, layout->held);
     if (held != NULL && count != JM_HELD_BY_ONE) held = jm_word(held, 0);
     if (held == NULL || (uintptr_t)jm_word(held, 0) != layout->held_vtable) return NULL;
+    if (layout->wrapped < 0) return held;
+    held = jm_word(held, layout->wrapped);
+    if (held != NULL) held = jm_word(held, 0);
+    if (held == NULL || (uintptr_t)jm_word(held, 0) != layout->wrapped_vtable) return NULL;
     return held;
 }
 

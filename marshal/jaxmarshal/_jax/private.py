@@ -246,6 +246,7 @@ device_put: Callable[..., Any] = jax.device_put
 make_process_array = _lookup("jax._src.array", "make_array_from_process_local_data")
 batched_device_put_impl = _lookup("jax._src.dispatch", "batched_device_put_impl")
 device_put_primitive = _lookup("jax._src.dispatch", "device_put_p")
+runtime_tokens = lookup_quietly("jax._src.dispatch", "runtime_tokens")
 
 stages = _lookup("jax._src", "stages")
 pxla = _lookup("jax._src.interpreters", "pxla")

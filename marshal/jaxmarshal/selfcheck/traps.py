@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmarshal._jax import private
 from jaxmarshal.selfcheck.calls import compiled
 from jaxmarshal.selfcheck.registry import Recorder, check
 from jaxmarshal.selfcheck.world import World, aligned
@@ -201,7 +202,12 @@ def odd_calls(world: World, record: Recorder) -> None:
         return jax.pure_callback(lambda v: np.asarray(v) * 2, shape, x)
 
     def attempt() -> Any:
-        return jax.block_until_ready(jax.jit(asking)(jnp.ones(2)))
+        try:
+            return jax.block_until_ready(jax.jit(asking)(jnp.ones(2)))
+        except Exception:
+            if private.runtime_tokens is not None:
+                private.runtime_tokens.clear()    # JAX would raise it again as the process ends
+            raise
 
     if record.can("callbacks of Python", attempt):
         _callbacks(record, asking)

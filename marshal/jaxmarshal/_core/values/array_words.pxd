@@ -23,6 +23,8 @@ cdef extern from "jaxmarshal/layout.h":
         Py_ssize_t layout_words[8]
         Py_ssize_t held
         size_t held_vtable
+        Py_ssize_t wrapped
+        size_t wrapped_vtable
         Py_ssize_t data
     size_t JM_HELD_BY_ONE
     size_t JM_HELD_BY(size_t n) noexcept nogil

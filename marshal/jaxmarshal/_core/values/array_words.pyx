@@ -84,7 +84,7 @@ def _data_layout_attribute(array):
 cdef void _clear(jm_array_layout* found) noexcept:
     memset(found, 0, sizeof(jm_array_layout))    # padding too: records are compared as bytes
     found.aval = found.dtype = found.sharding = found.committed = found.buffer = -1
-    found.held = found.data = -1
+    found.held = found.wrapped = found.data = -1
 
 
 # --- The array -----------------------------------------------------------------------------------
@@ -229,19 +229,36 @@ cdef list _words_at(int memory, size_t address):
     return np.frombuffer(data[: len(data) // WORD * WORD], np.uintp).tolist()
 
 
-cdef dict _parts_of_all(list arrays, Py_ssize_t size):
-    """By offset, the words of what each runtime buffer points to there, where all point to one."""
-    cdef Py_ssize_t offset
+cdef list _wrapped_at(int memory, list words, Py_ssize_t i):
+    """The words of what a handle holds by its first word, if the i-th word points to such a one."""
+    handle = _words_at(memory, words[i]) if i < len(words) else []
+    return _words_at(memory, handle[0]) if handle else []
+
+
+cdef dict _parts_of_all(list arrays, list spread, Py_ssize_t size):
+    """The words of what each runtime buffer points to, where all point to one of one class.
+
+    The keys are (offset in the runtime buffer, -1), and (offset, offset in that part) for what a
+    handle there holds. The word before the first offset says of how many devices there are data.
+    """
+    cdef Py_ssize_t offset, i
     parts = {}
     memory = os.open("/proc/self/mem", os.O_RDONLY)
     try:
-        for offset in range(WORD, size - WORD + 1, WORD):
-            found = [
+        for offset in range(2 * WORD, size - WORD + 1, WORD):
+            if not _says_how_many(arrays, spread, offset - WORD):
+                continue
+            held = [
                 _words_at(memory, <size_t>jm_word(jm_word(<void*>array, layout.buffer), offset))
                 for array in arrays
             ]
-            if all(found):
-                parts[offset] = found
+            if not all(held) or len({words[0] for words in held}) > 1:
+                continue
+            parts[offset, -1] = held
+            for i in range(1, min([len(words) for words in held])):
+                wrapped = [_wrapped_at(memory, words, i) for words in held]
+                if all(wrapped) and len({words[0] for words in wrapped}) == 1:
+                    parts[offset, i * WORD] = wrapped
     finally:
         os.close(memory)
     return parts
@@ -265,31 +282,34 @@ cdef int _find_data(
     """The word that a deletion of the data clears, of what holds them.
 
     All arrays but those of `spread` are on one device. The data of `twice` are deleted here through
-    the second array of each pair. The word is looked for in all that the runtime buffers point to,
-    of one class, after a word that says of how many devices there are data. Nothing is kept where
-    there is not exactly one.
+    the second array of each pair. The word is looked for in what the runtime buffers point to and,
+    where none fits there, in what handles of a plugin hold. Nothing is kept where there is not
+    exactly one.
     """
-    cdef Py_ssize_t offset, i
+    cdef Py_ssize_t i
     fits = []
     arrays = live + [array for array, _ in twice]
-    before = _parts_of_all(arrays, size)
+    before = _parts_of_all(arrays, spread, size)
     for _, other in twice:
         other.delete()
-    after = _parts_of_all(arrays, size)
-    for offset in before.keys() & after.keys():
-        one, two = before[offset], after[offset]
-        if len({words[0] for words in one + two}) > 1:
-            continue
-        if not _says_how_many(arrays, spread, offset - WORD):
+    after = _parts_of_all(arrays, spread, size)
+    for key in before.keys() & after.keys():
+        one, two = before[key], after[key]
+        if one[0][0] != two[0][0]:
             continue
         for i in range(1, min([len(words) for words in one + two])):
             if (
                 all([words[i] for words in one + two[:len(live)]])
                 and not any([words[i] for words in two[len(live):]])
             ):
-                fits.append((offset, one[0][0], i * WORD))
-    if len(fits) == 1:
-        found.held, found.held_vtable, found.data = fits[0]
+                fits.append((*key, one[0][0], i * WORD))
+    direct = [fit for fit in fits if fit[1] < 0]
+    if len(direct or fits) != 1:
+        return 0
+    ((offset, wrapped, vtable, data),) = direct or fits
+    found.held, found.wrapped, found.data = offset, wrapped, data
+    found.held_vtable = before[offset, -1][0][0]
+    found.wrapped_vtable = 0 if wrapped < 0 else vtable
     return 0
 
 
@@ -393,8 +413,11 @@ cdef bint is_gone(object array) except -1:
     if buffer == NULL:
         return True
     if layout.buffer >= 0:
-        for i in range(_record_count):    # of one class each, whichever client it was found with
-            if _records[i].held >= 0 and <size_t>jm_word(buffer, 0) == _records[i].vtable:
+        for i in range(_record_count):    # whichever client it was found with
+            # Of plugins all have one class, whatever their handles are like.
+            if _records[i].held < 0 or _records[i].wrapped >= 0:
+                continue
+            if <size_t>jm_word(buffer, 0) == _records[i].vtable:
                 held = jm_buffer_held(&_records[i], buffer)
                 if held != NULL:
                     return jm_word(held, _records[i].data) == NULL
@@ -423,7 +446,9 @@ cdef list _words_of_record(int record):
 cdef tuple _data_of_record(int record):
     if record < 0 or _records[record].held < 0:
         return None
-    return _records[record].held, _records[record].data
+    if _records[record].wrapped < 0:
+        return _records[record].held, _records[record].data
+    return _records[record].held, _records[record].wrapped, _records[record].data
 
 
 def describe() -> dict[str, object]:
@@ -431,8 +456,9 @@ def describe() -> dict[str, object]:
 
     `calibrated` is false before the first array was met. `data_layout` has the words of the default
     backend's runtime buffers, `clients` those of each backend that was looked at, by its platform.
-    `data` is where a runtime buffer of the default backend points to what holds its data, and where
-    that has the word that is NULL once they are donated; None where `is_deleted` is asked.
+    `data` is where a runtime buffer of the default backend points to what holds its data, where that
+    points to the handle of a plugin if it is one, and where the last one has the word that is NULL
+    once they are donated; None where XLA finds that out.
     `notes` say why a word is missing.
     """
     def known(Py_ssize_t offset):
