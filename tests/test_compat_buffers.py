@@ -13,8 +13,7 @@ from old_dispatch import Pair, counts, devices, entry, put_pair
 from support import aligned, column_major
 
 import jaxmarshal
-from jaxmarshal.compat import _buffers
-from jaxmarshal.compat import dispatch_v0_3 as dispatch
+from jaxmarshal.compat import _buffers, dispatch_v0_3 as dispatch
 
 HOST = {
     "f32": lambda: np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -19,8 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from old_dispatch import compiled, devices, lower, same, wrapped
 
 import jaxmarshal
-from jaxmarshal.compat import _compile
-from jaxmarshal.compat import dispatch_v0_3 as dispatch
+from jaxmarshal.compat import _compile, dispatch_v0_3 as dispatch
 
 
 def square(n=4):

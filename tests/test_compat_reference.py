@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from jaxmarshal._jax import private as main
-from jaxmarshal._jax import private_v0_3
+from jaxmarshal._jax import private as main, private_v0_3
 
 #: Every (module, name) that this gateway asks JAX for.
 LOOKUPS = re.findall(r'_lookup\(\s*"([\w.]+)",\s*"([\w.]+)"\)', inspect.getsource(private_v0_3))

@@ -21,8 +21,7 @@ from observe import total_hits
 from proof import Proof
 from recipes import Layer, Node, P, Pair, Recipe, make_mesh, realise
 from support import THOROUGH
-from test_execute_differential import CONTEXTS as SHARED_CONTEXTS
-from test_execute_differential import host, on_device
+from test_execute_differential import CONTEXTS as SHARED_CONTEXTS, host, on_device
 from twins import Twins
 
 pytestmark = pytest.mark.filterwarnings(

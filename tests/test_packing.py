@@ -15,8 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from child import run_code
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from support import column_major, named

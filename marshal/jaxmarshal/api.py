@@ -16,14 +16,8 @@ from weakref import WeakSet
 from jaxmarshal._core.context import configuration
 from jaxmarshal._core.entries import (
     device_put as _device_put,
-)
-from jaxmarshal._core.entries import (
     jit as _jit,
-)
-from jaxmarshal._core.entries import (
     process_data,
-)
-from jaxmarshal._core.entries import (
     shard_args as _shard_args,
 )
 from jaxmarshal._core.values import methods

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxmarshal._core.context import bypassed
-from jaxmarshal._jax import patching, private
+from jaxmarshal._core.context import bypassed as _bypassed
+from jaxmarshal._jax import patching as _patching, private as _private
 
 # These belong to other parts of JAX, where `install()` puts them.
 _ELSEWHERE = {
@@ -23,7 +23,7 @@ _ELSEWHERE = {
 }  # fmt: skip
 _ACCELERATED = {
     entry.name: entry
-    for entry in patching.ENTRY_POINTS
+    for entry in _patching.ENTRY_POINTS
     if entry.original is not None and entry.name not in _ELSEWHERE
 }
 
@@ -31,17 +31,17 @@ _ACCELERATED = {
 def __getattr__(name: str) -> Any:
     entry = _ACCELERATED.get(name)
     if entry is not None:
-        now = getattr(private.dispatch, name, entry.original)
-        if bypassed.is_untouched_or_ours(entry.original, now):
+        now = getattr(_private.dispatch, name, entry.original)
+        if _bypassed.is_untouched_or_ours(entry.original, now):
             return entry.accelerated if entry.active else entry.original
     try:
-        return getattr(private.dispatch, name)
+        return getattr(_private.dispatch, name)
     except AttributeError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
 
 def __dir__() -> list[str]:
-    return sorted({*dir(private.dispatch), *_ACCELERATED})
+    return sorted({*dir(_private.dispatch), *_ACCELERATED})
 
 
 __all__ = [name for name in __dir__() if not name.startswith("_")]

@@ -15,8 +15,7 @@ from typing import Any
 import jax
 import jax.experimental.pallas
 import numpy as np
-from jax._src import config as jax_config
-from jax._src import core as jax_core
+from jax._src import config as jax_config, core as jax_core
 from jax.experimental.compute_on import compute_on
 from jax.experimental.xla_metadata import set_xla_metadata
 

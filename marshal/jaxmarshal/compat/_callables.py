@@ -12,8 +12,7 @@ from typing import Any
 import jax
 from jax.api_util import debug_info, safe_map
 from jax.errors import UnexpectedTracerError
-from jax.extend import core
-from jax.extend import linear_util as lu
+from jax.extend import core, linear_util as lu
 from jax.extend.backend import get_backend
 
 from jaxmarshal._jax import private_v0_3

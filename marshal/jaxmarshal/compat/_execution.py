@@ -13,8 +13,7 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxmarshal._core.entries import v0_3
-from jaxmarshal._jax import private
-from jaxmarshal._jax import private_v0_3 as _more
+from jaxmarshal._jax import private, private_v0_3 as _more
 from jaxmarshal.compat._buffers import (
     _copy_device_array_to_device,
     device_put,

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from jaxmarshal._jax import private
-from jaxmarshal._jax import private_v0_3 as _more
+from jaxmarshal._jax import private, private_v0_3 as _more
 
 #: Type of an abstract value -> how many buffers such a value has in the runtime.
 num_buffers_handlers: dict[Any, Callable[[Any], int]] = {}

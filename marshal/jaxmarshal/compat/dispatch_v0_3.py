@@ -19,9 +19,8 @@ from typing import Any
 
 from jax.api_util import safe_map
 
-from jaxmarshal._core.entries import v0_3
-from jaxmarshal._jax import private as _main
-from jaxmarshal._jax import private_v0_3
+from jaxmarshal._core.entries import v0_3 as _v0_3
+from jaxmarshal._jax import private as _main, private_v0_3 as _more
 from jaxmarshal.compat import (
     _arguments,
     _buffers,
@@ -100,12 +99,12 @@ from jaxmarshal.compat._queries import (
 )
 
 MYPY = False
-xe = private_v0_3.extension
-Backend = private_v0_3.Client
+xe = _more.extension
+Backend = _more.Client
 Device = _main.Device
-XlaExecutable = private_v0_3.LoadedExecutable
+XlaExecutable = _more.LoadedExecutable
 map, unsafe_map = safe_map, builtins.map
-zip, unsafe_zip = private_v0_3.safe_zip or partial(builtins.zip, strict=True), builtins.zip
+zip, unsafe_zip = _more.safe_zip or partial(builtins.zip, strict=True), builtins.zip
 
 #: Names that no living thing stands for -> why, and what to use.
 _GONE = {
@@ -142,7 +141,7 @@ class _Gathered(types.ModuleType):
             if name in vars(part):
                 setattr(part, name, value)
         replaced = any(vars(self)[name] is not original for name, original in _ORIGINALS.items())
-        v0_3.set_replaced(replaced)
+        _v0_3.set_replaced(replaced)
 
 
 # Where one of these is replaced, the calls that would go past it take the way through Python.
