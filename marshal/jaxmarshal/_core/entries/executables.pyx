@@ -11,6 +11,7 @@ from cpython.object cimport PyObject
 from jaxmarshal._core.context.bypassed cimport is_untouched, placement_rules
 from jaxmarshal._core.context.configuration cimport Context, results_are_checked, running_context
 from jaxmarshal._core.placement.records cimport REFUSED
+from jaxmarshal._core.plans.backoff cimport is_left
 from jaxmarshal._core.plans.call cimport (
     Call, StaticRule, describe, describe_call, flatten_call, match_call, signature_of, try_plans
 )
@@ -34,7 +35,7 @@ from jaxmarshal._core.values.trees cimport Structure, free_structure, init_struc
 from jaxmarshal._reports.counting cimport (
     CONTEXT, EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, OBJECT_LAYOUT, REPLACED, TREE,
     NOBODY, UNSUPPORTED, Entry, count_hit, count_hit_of, count_miss, count_miss_of, entries,
-    entry_number, is_asked, perform, reason_is_about_a_kind, reason_of_kind
+    entry_number, perform, reason_is_about_a_kind, reason_of_kind
 )
 
 from jaxmarshal._jax import private
@@ -65,10 +66,8 @@ cdef int _replicated_entry = entry_number("execute_replicated_call")
 
 cdef int _not_now(Plans plans):
     """Is this owner one whose calls are left to the reference for a while? Then the reason."""
-    if plans is None or plans.plans or not plans.skip:
+    if plans is None or plans.plans or not is_left(&plans.skip):
         return HIT
-    if not is_asked():
-        plans.skip -= 1
     return plans.refusal
 
 

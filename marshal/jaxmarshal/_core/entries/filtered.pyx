@@ -13,6 +13,7 @@ from libc.string cimport memcpy
 
 from jaxmarshal._core.context.bypassed cimport Rules, is_untouched
 from jaxmarshal._core.context.configuration cimport Context
+from jaxmarshal._core.plans.backoff cimport is_left
 from jaxmarshal._core.plans.call cimport Call, StaticRule, are_plain_names, describe, try_plans
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
 from jaxmarshal._core.plans.jit_plans cimport JitPlans, plans_of_jitted
@@ -317,9 +318,8 @@ cdef PyObject* _call_plans(
     cdef PyObject* items[MOST_ARGUMENTS + 2]
     cdef PyObject* result = NULL
     cdef int reason = NOT_RECORDED
-    if plans.skip:
+    if is_left(&plans.skip):
         count_miss(library.entry, plans.refusal)
-        plans.skip -= 1
         return perform(<PyObject*>library.reference, args, n + 1, names)
     binding = _binding_of(plans, wrapper, n, names)
     if binding is None or len(binding.order) > MOST_ARGUMENTS:

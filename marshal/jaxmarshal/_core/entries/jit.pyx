@@ -15,6 +15,7 @@ from cpython.ref cimport Py_DECREF
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.entries.all_jitted cimport all_functions
 from jaxmarshal._core.entries.jit_recorder cimport call_and_record
+from jaxmarshal._core.plans.backoff cimport is_left
 from jaxmarshal._core.plans.call cimport Call, StaticRule, describe, try_plans
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
 from jaxmarshal._core.plans.jit_plans cimport (
@@ -85,15 +86,7 @@ cdef dict _excluded = {}       # id of a function -> weak reference to it
 
 cdef inline bint _is_left(JitPlans plans) noexcept:
     """Is this call left to the reference before anything is looked at?"""
-    if plans.skip:
-        if not is_asked():
-            plans.skip -= 1
-        return True
-    if plans.leave and not plans.plans:
-        if not is_asked():
-            plans.leave -= 1
-        return True
-    return False
+    return is_left(&plans.skip) or (not plans.plans and is_left(&plans.leave))
 
 
 cdef inline PyObject* _noted(

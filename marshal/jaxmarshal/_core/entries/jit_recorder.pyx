@@ -19,6 +19,7 @@ from jaxmarshal._core.entries cimport executables
 from jaxmarshal._core.entries.all_jitted cimport all_functions
 from jaxmarshal._core.entries.executables cimport flatten_for_plan, is_better_in_cpp
 from jaxmarshal._core.placement.records cimport is_ordinary_data
+from jaxmarshal._core.plans.backoff cimport failed_again
 from jaxmarshal._core.plans.call cimport Call, describe_call
 from jaxmarshal._core.plans.intake cimport jm_guard
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
@@ -55,9 +56,6 @@ ctypedef PyObject* (*ask_function)(object, Call*, Recording) noexcept
 ctypedef PyObject* (*watch_function)(
     PyObject*, vectorcallfunc, PyObject**, size_t, PyObject*, Recording
 ) noexcept
-
-cdef enum:
-    MOST_FAILURES = 18    # to make a plan, in a row; then one miss in 1023 is an attempt
 
 cdef object _result_handler = private.result_handler
 cdef object _fastpath_data = private.fastpath_data
@@ -131,9 +129,7 @@ cdef int _refuse(JitPlans plans, int reason) noexcept:
     """No plan could be made: attempts become rarer. A deleted argument says nothing of others."""
     plans.refusal = reason
     if reason != DELETED:
-        plans.failures = min(plans.failures + 1, MOST_FAILURES)
-        if plans.failures > FREE_FAILURES:
-            plans.leave = (1 << (plans.failures - FREE_FAILURES)) - 2
+        plans.leave = failed_again(&plans.failures, FREE_FAILURES)
     return 0
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from jaxmarshal._core.context.bypassed cimport Rules, is_untouched
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.plans cimport match
+from jaxmarshal._core.plans.backoff cimport failed_again, is_left
 from jaxmarshal._core.plans.call cimport Call, StaticRule, describe, signature_of, try_plans
 from jaxmarshal._core.plans.intake cimport jm_take
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
@@ -78,9 +79,6 @@ cdef extern from "jaxmarshal/containers.h":
 
 # As their callers see them; see `errors`.
 ctypedef PyObject* (*try_function)(Plans, StaticRule, Context, Call*, int*) noexcept
-
-cdef enum:
-    MOST_FAILURES = 10    # to make a plan, or one that fits; then one miss in 1023 is an attempt
 
 cpdef enum Kind:
     STATIC        # that very object
@@ -722,8 +720,7 @@ cdef int _learn(GraphPlans plans, object jitted, unsigned long long signature) e
     cdef Plan inner, plan = None
     cdef list others
     # Until a plan fits, attempts become rarer.
-    plans.failures = min(plans.failures + 1, MOST_FAILURES)
-    plans.skip = (1 << plans.failures) - 2
+    plans.skip = failed_again(&plans.failures, 0)
     try:
         inner = _latest(jitted)
         if inner is not None and not inner.dropped:
@@ -770,8 +767,7 @@ cdef PyObject* _call_and_learn(
 ) except? NULL:
     cdef PyObject* result
     cdef unsigned long long signature
-    if plans.skip:
-        plans.skip -= 1
+    if is_left(&plans.skip):
         return _call_reference(args, nargsf, names)
     signature = signature_of(call, plans.rule, context)
     result = _call_reference(args, nargsf, names)

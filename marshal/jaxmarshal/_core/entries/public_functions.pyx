@@ -20,6 +20,7 @@ from jaxmarshal._core.context.bypassed cimport (
 )
 from jaxmarshal._core.context.configuration cimport Context, state_is, transfers_unguarded
 from jaxmarshal._core.placement.host_data cimport is_watched
+from jaxmarshal._core.plans.backoff cimport is_left
 from jaxmarshal._core.plans.jit_configuration cimport operation_context
 from jaxmarshal._core.replay cimport tapes
 from jaxmarshal._core.replay.key cimport (
@@ -865,9 +866,7 @@ cdef PyObject* call_row(
             return PyObject_Vectorcall(<PyObject*>row.call, args, nargsf, names)
     if row.left_with is not None and names != NULL and row.left_with in <tuple>names:
         _count_miss(row, OPTIONS)
-    elif row.skip:
-        if not is_asked():
-            row.skip -= 1
+    elif is_left(&row.skip):
         _count_miss(row, NOT_RECORDED)
     else:
         if place < 0 or row.number.convert is None:

@@ -11,6 +11,7 @@ import weakref
 
 from jaxmarshal._core.context.configuration cimport transfers_unguarded
 from jaxmarshal._core.placement.records cimport TargetPlan, put_host
+from jaxmarshal._core.plans.backoff cimport failed_again
 from jaxmarshal._core.plans.intake cimport jm_guard, jm_intake
 from jaxmarshal._core.values.arguments cimport jm_slot
 from jaxmarshal._core.values.array_words cimport array_buffer, is_gone
@@ -46,8 +47,6 @@ cdef extern from "jaxmarshal/containers.h":
 
 cdef enum:
     RECENT_OWNERS = 256    # a power of two
-    MOST_FAILURES = 10     # then one call in 1023 tries to make a plan
-
     # jaxlib puts off releasing what other threads let go of; see `run`.
     CALLS_PER_COLLECTION = 64
 
@@ -276,8 +275,7 @@ def _last_run(plan: Plan) -> int:
 
 cdef int add_plan(Plans plans, Plan plan, int reason) except -1:
     if plan is None:
-        plans.failures = min(plans.failures + 1, MOST_FAILURES)
-        plans.skip = (1 << plans.failures) - 2
+        plans.skip = failed_again(&plans.failures, 0)
         plans.refusal = reason
     else:
         plans.failures = 0

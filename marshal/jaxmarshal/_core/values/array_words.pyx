@@ -456,9 +456,9 @@ def describe() -> dict[str, object]:
 
     `calibrated` is false before the first array was met. `data_layout` has the words of the default
     backend's runtime buffers, `clients` those of each backend that was looked at, by its platform.
-    `data` is where a runtime buffer of the default backend points to what holds its data, where that
-    points to the handle of a plugin if it is one, and where the last one has the word that is NULL
-    once they are donated; None where XLA finds that out.
+    `data` is where a runtime buffer of the default backend points to what holds its data, where
+    that points to the handle of a plugin if it is one, and where the last one has the word that is
+    NULL once they are donated; None where XLA finds that out.
     `notes` say why a word is missing.
     """
     def known(Py_ssize_t offset):
