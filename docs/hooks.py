@@ -40,6 +40,7 @@ PAGES = {
     "examples/README.md": "examples.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "tests/README.md": "tests.md",
     "SECURITY.md": "security.md",
 }
 LANGUAGES = {".pyx": "cython", ".pxd": "cython", ".h": "c", ".py": "python", ".pyi": "python"}

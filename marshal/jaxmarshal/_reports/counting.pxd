@@ -6,6 +6,8 @@ calls. These count under numbers of their own, so that a report can leave them o
 
 from cpython.object cimport PyObject
 
+from jaxmarshal._core.values.capi cimport PyThread_get_thread_ident
+
 # Why a call went to the reference. Names, and what to do about each, are in `reasons.py`.
 cdef enum Reason:
     HIT = 0
@@ -78,9 +80,6 @@ ctypedef struct Question:
     int entry
 
 cdef Question question
-
-cdef extern from *:
-    unsigned long PyThread_get_thread_ident() noexcept
 
 # Is the call on this thread one that is asked about?
 cdef inline bint is_asked() noexcept:

@@ -8,20 +8,14 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 
-from jaxmarshal._jax import private
+from jaxmarshal._core.values.capi cimport (
+    PyDict_Next, PyObject_GenericGetDict, PyUnicode_CHECK_INTERNED, jm_tuple_items
+)
 
-cdef extern from *:
-    object PyObject_GenericGetDict(object obj, void* context)
-    bint PyDict_Next(
-        object mapping, Py_ssize_t* position, PyObject** key, PyObject** value
-    ) noexcept
-    bint PyUnicode_CHECK_INTERNED(PyObject* text) noexcept
+from jaxmarshal._jax import private
 
 cdef extern from "jaxmarshal/compat.h":
     PyObject* jm_class_dict(PyTypeObject* cls) noexcept
-
-cdef extern from "jaxmarshal/containers.h":
-    PyObject** jm_tuple_items(object items) noexcept
 
 cdef dict _substitutes = {}    # id of a function of the reference -> all that jaxmarshal puts there
 

@@ -4,6 +4,7 @@ from cpython.object cimport PyObject
 from libc.string cimport memcmp
 
 from jaxmarshal._core.context.bypassed cimport is_untouched, placement_rules
+from jaxmarshal._core.values.capi cimport jm_tuple_items
 from jaxmarshal._core.values.forgetting cimport forget_all
 from jaxmarshal._reports.counting cimport (
     CONTEXT, HIT, LISTENER, NO_BACKEND, PROFILER, REPLACED, TRACE
@@ -19,7 +20,6 @@ cdef extern from "jaxmarshal/config_state.h":
         traverseproc tp_traverse
 
 cdef extern from "jaxmarshal/containers.h":
-    PyObject** jm_tuple_items(object items) noexcept
     PyObject* jm_dict_value(object mapping, object name, Py_ssize_t* position) except? NULL
 
 cdef extern from *:

@@ -22,6 +22,7 @@ from jaxmarshal._core.replay cimport tapes
 from jaxmarshal._core.replay.key cimport HOST
 from jaxmarshal._core.replay.tapes cimport Tape, is_result_of, start_tape, stop_tape
 from jaxmarshal._core.values.arguments cimport jm_table, jm_table_free, jm_table_init, push_argument
+from jaxmarshal._core.values.capi cimport PyErr_Occurred
 from jaxmarshal._core.values.kinds cimport (
     JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
 )
@@ -34,7 +35,6 @@ from jaxmarshal._reports.counting cimport (
 from jaxmarshal._jax import private
 
 cdef extern from *:
-    PyObject* PyErr_Occurred() noexcept
     void PyErr_Fetch(PyObject** cls, PyObject** value, PyObject** traceback) noexcept
     void PyErr_Restore(PyObject* cls, PyObject* value, PyObject* traceback) noexcept
 

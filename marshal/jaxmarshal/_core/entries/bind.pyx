@@ -24,7 +24,7 @@ from jaxmarshal._core.context.configuration cimport Context, state_is
 from jaxmarshal._core.entries cimport array_from_host
 from jaxmarshal._core.entries.array_from_host cimport make_array, make_type
 from jaxmarshal._core.placement.records cimport is_ordinary_data
-from jaxmarshal._core.plans.call cimport Call, describe, try_plans
+from jaxmarshal._core.plans.call cimport Call, describe_arguments, try_plans
 from jaxmarshal._core.plans.jit_configuration cimport operation_context
 from jaxmarshal._core.plans.jit_plans cimport JitPlans, plans_of_jitted
 from jaxmarshal._core.replay cimport tapes
@@ -32,6 +32,7 @@ from jaxmarshal._core.replay.operations cimport (
     Operation, Operations, find_operation, hash_operation, is_operation_wanted, keep_operation
 )
 from jaxmarshal._core.values.array_words cimport array_buffer, words_are_vouched_for
+from jaxmarshal._core.values.capi cimport PyErr_Occurred, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_KEY_ARRAY, JM_LITERAL, JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, jm_kind_is_host,
     jm_kind_of_type, types
@@ -50,9 +51,6 @@ from jaxmarshal._jax import private
 cnp.import_array()
 
 cdef extern from *:
-    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
-    PyObject* PyErr_Occurred() noexcept
     PyObject* PyObject_Call(PyObject* function, PyObject* args, PyObject* kwargs) noexcept
 
 cdef extern from "jaxmarshal/compat.h":
@@ -288,7 +286,7 @@ cdef PyObject* _run(
         plans = _plans_of(operation)
     if plans is not None:
         function = operation.function() if tapes.current is not None else None
-        describe(&call, args, n, NULL)
+        describe_arguments(&call, args, n, NULL)
         call.entry = _entry
         result = try_plans(plans, None, context, &call, reason)
         if tapes.current is not None and result != NULL:

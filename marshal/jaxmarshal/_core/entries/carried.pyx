@@ -9,6 +9,7 @@ from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memcpy
 
+from jaxmarshal._core.values.capi cimport PyDict_GetItemWithError, PyTuple_GET_SIZE
 from jaxmarshal._core.values.errors cimport propagate
 from jaxmarshal._core.values.methods cimport (
     PyObject_Vectorcall, PyVectorcall_NARGS, jm_use_vectorcall, vectorcallfunc
@@ -17,8 +18,6 @@ from jaxmarshal._core.values.methods cimport (
 from jaxmarshal._jax import private
 
 cdef extern from *:
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
-    PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
     Py_ssize_t Py_REFCNT(PyObject* object) noexcept
     bint PyObject_GC_IsTracked(PyObject* object) noexcept
     int PyTuple_SetItem(PyObject* items, Py_ssize_t i, PyObject* item) except -1    # takes the item

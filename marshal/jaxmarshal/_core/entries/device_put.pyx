@@ -32,8 +32,8 @@ from jaxmarshal._core.values.kinds cimport (
 from jaxmarshal._core.values.live_objects cimport JM_DEBUG, counters
 from jaxmarshal._core.values.targets cimport is_reached_by_function, is_target
 from jaxmarshal._core.values.trees cimport (
-    NEEDS_REGISTRY, REGISTRY_NODE, Structure, flatten, flatten_by_registry, free_structure,
-    init_structure, rebuild
+    NEEDS_REGISTRY, REGISTRY_NODE, Structure, flatten_tree, flatten_by_registry, free_structure,
+    init_structure, rebuild_tree
 )
 from jaxmarshal._reports.counting cimport (
     CONTEXT, DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NOT_RECORDED, NO_BACKEND, OPTIONS, TARGET, TREE,
@@ -43,7 +43,7 @@ from jaxmarshal._reports.counting cimport (
 
 from jaxmarshal._jax import private
 
-# `flatten` and `_resolve` as their callers see them; see `errors`.
+# `flatten_tree` and `_resolve` as their callers see them; see `errors`.
 ctypedef int (*flatten_function)(object, PyObject*, Structure*, jm_table*) noexcept
 ctypedef int (*resolve_function)(Records, jm_table*, object, int) noexcept
 
@@ -314,7 +314,7 @@ cdef int _prepare(
     jm_table* table
 ) except -1:
     """Flatten and resolve. An error on the way is the reference's to raise, so it is a miss."""
-    cdef int reason = (<flatten_function>flatten)(
+    cdef int reason = (<flatten_function>flatten_tree)(
         x, NULL if device is None else <PyObject*>device, structure, table
     )
     if reason == NEEDS_REGISTRY:
@@ -383,7 +383,9 @@ cdef int _record_call(
     init_structure(&structure)
     try:
         if (
-            flatten(x, NULL if device is None else <PyObject*>device, &structure, &table) == HIT
+            flatten_tree(
+                x, NULL if device is None else <PyObject*>device, &structure, &table
+            ) == HIT
             and _resolve(records, &table, device, semantics) == NOT_RECORDED
         ):
             _try_to_record(records, &table, device, semantics, result)
@@ -442,7 +444,7 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
             decided_to_hit(_entry)
             _run(&table, device, semantics)
             count_hit(_entry)
-            return rebuild(&structure, &table.slots.ready, sizeof(jm_slot))
+            return rebuild_tree(&structure, &table.slots.ready, sizeof(jm_slot))
         count_miss(_entry, reason)
         if _was_flattened(&structure):
             return _put_leaves(

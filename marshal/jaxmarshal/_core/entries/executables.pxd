@@ -33,7 +33,7 @@ cdef Py_ssize_t refused_argument(jm_table* table, int reason) except -2
 cdef tuple probe_plans(Plans plans, Context context, Call* call)
 
 # Describe a call of a function with these arguments; returns what keeps its pointers alive.
-cdef tuple gather(Call* call, tuple args, dict kwargs)
+cdef tuple gather_call(Call* call, tuple args, dict kwargs)
 
 # Call an executable with flat arguments through the plans of the first of them, the owner, which
 # can be weakly referred to. Plans are made of the ExecuteReplicated that it is or that its

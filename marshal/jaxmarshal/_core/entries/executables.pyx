@@ -13,9 +13,10 @@ from jaxmarshal._core.context.configuration cimport Context, results_are_checked
 from jaxmarshal._core.placement.records cimport REFUSED
 from jaxmarshal._core.plans.backoff cimport is_left
 from jaxmarshal._core.plans.call cimport (
-    Call, StaticRule, describe, describe_call, flatten_call, match_call, signature_of, try_plans
+    Call, StaticRule, describe_arguments, describe_call, flatten_call, match_call, signature_of,
+    try_plans
 )
-from jaxmarshal._core.plans.guard cimport begin, end, failed_words
+from jaxmarshal._core.plans.guard cimport begin_guard, end_guard, failed_words
 from jaxmarshal._core.plans.intake cimport jm_intake
 from jaxmarshal._core.plans.make cimport make_plan, record_host_arguments
 from jaxmarshal._core.plans.plan cimport (
@@ -24,6 +25,7 @@ from jaxmarshal._core.plans.plan cimport (
 )
 from jaxmarshal._core.values.arguments cimport jm_table, jm_table_free, jm_table_init, push_argument
 from jaxmarshal._core.values.array_words cimport words_are_vouched_for
+from jaxmarshal._core.values.capi cimport jm_tuple_items
 from jaxmarshal._core.values.kinds cimport (
     JM_OTHER, classify, jm_kind_is_argument, jm_kind_is_host, kind_of_unknown
 )
@@ -40,9 +42,6 @@ from jaxmarshal._reports.counting cimport (
 
 from jaxmarshal._jax import private
 from jaxmarshal._reports import definitions
-
-cdef extern from "jaxmarshal/containers.h":
-    PyObject** jm_tuple_items(object items) noexcept
 
 # A call that places host data costs as much more than jaxlib's own as so many arrays save, and so
 # many more for each host argument. Measured between other computations, which leave neither way in
@@ -131,7 +130,7 @@ cdef Plan _make_flat_plan(
         plan = make_plan(context, table, executable, None, reason)
         if plan is not None:
             plan.positional = n
-            describe(&call, args, n, NULL)
+            describe_arguments(&call, args, n, NULL)
             plan.signature = signature_of(&call, None, context)
         return plan
     except Exception:
@@ -159,7 +158,7 @@ cdef PyObject* call_flat(
         count_miss(entry, reason)
         return perform(reference, args, n, NULL)
     if plans is not None:
-        describe(&call, args + 1, n - 1, NULL)
+        describe_arguments(&call, args + 1, n - 1, NULL)
         call.flat = True
         call.entry = entry
         results = try_plans(plans, None, context, &call, &reason)
@@ -318,12 +317,12 @@ cdef Plan _make_tree_plan(
         free_structure(&structure)
 
 
-cdef tuple gather(Call* call, tuple args, dict kwargs):
+cdef tuple gather_call(Call* call, tuple args, dict kwargs):
     cdef tuple values = args, names = None
     if kwargs:
         values = args + tuple(kwargs.values())
         names = tuple(kwargs)
-    describe(
+    describe_arguments(
         call, jm_tuple_items(values), len(args), NULL if names is None else <PyObject*>names
     )
     return values if names is None else (values, names)
@@ -364,7 +363,7 @@ cdef PyObject* _compiled(
     if reason:
         count_miss_of(_compiled_entry, _counts(<object>args[0], plans), reason)
         return perform(<PyObject*>_compiled_call, args, n, names)
-    describe(&call, args + 1, n - 1, names, running_context)
+    describe_arguments(&call, args + 1, n - 1, names, running_context)
     if plans is not None:
         call.entry = _compiled_entry
         result = try_plans(plans, None, context, &call, &reason)
@@ -429,7 +428,7 @@ cdef tuple probe_plans(Plans plans, Context context, Call* call):
             plan = <Plan>item
             if plan.context is not context:
                 continue
-            begin(plan, &intake, &table, False)
+            begin_guard(plan, &intake, &table, False)
             try:
                 matched = match_call(plan, call, &intake)
                 if matched and intake.guard == intake.end:
@@ -442,7 +441,7 @@ cdef tuple probe_plans(Plans plans, Context context, Call* call):
                     best = passed
                     answer = (intake.reason, *failed_words(&intake))
             finally:
-                end(&intake)
+                end_guard(&intake)
     finally:
         jm_table_free(&table)
     return answer
@@ -457,7 +456,7 @@ def probe_compiled(compiled, tuple args, dict kwargs):
     cdef Call call
     cdef int reason, refused
     cdef Py_ssize_t index
-    cdef tuple answer, _alive = gather(&call, args, kwargs)
+    cdef tuple answer, _alive = gather_call(&call, args, kwargs)
     cdef Plans plans = plans_of(compiled)
     cdef Context context = context_for_execution(None, &reason)
     if reason:

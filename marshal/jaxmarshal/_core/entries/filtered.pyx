@@ -14,7 +14,9 @@ from libc.string cimport memcpy
 from jaxmarshal._core.context.bypassed cimport Rules, is_untouched
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.plans.backoff cimport is_left
-from jaxmarshal._core.plans.call cimport Call, StaticRule, are_plain_names, describe, try_plans
+from jaxmarshal._core.plans.call cimport (
+    Call, StaticRule, are_plain_names, describe_arguments, try_plans
+)
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
 from jaxmarshal._core.plans.jit_plans cimport JitPlans, plans_of_jitted
 from jaxmarshal._core.plans.make_filtered cimport (
@@ -23,6 +25,10 @@ from jaxmarshal._core.plans.make_filtered cimport (
 from jaxmarshal._core.plans.plan cimport Plan, Plans, add_plan, nothing_fitted, start_afresh
 from jaxmarshal._core.replay cimport tapes
 from jaxmarshal._core.values.array_words cimport words_are_vouched_for
+from jaxmarshal._core.values.capi cimport (
+    PyDict_GetItemWithError, PyErr_Occurred, PyObject_GenericGetDict, PyTuple_GET_ITEM,
+    PyTuple_GET_SIZE, jm_tuple_items
+)
 from jaxmarshal._core.values.errors cimport propagate
 from jaxmarshal._core.values.kinds cimport Py_TYPE
 from jaxmarshal._core.values.methods cimport (
@@ -40,14 +46,6 @@ from jaxmarshal._core.entries import jit
 cdef extern from *:
     PyObject* Py_True
     PyObject* Py_False
-    object PyObject_GenericGetDict(object obj, void* context)
-    PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
-    PyObject* PyErr_Occurred() noexcept
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
-    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
-
-cdef extern from "jaxmarshal/containers.h":
-    PyObject** jm_tuple_items(object items) noexcept
 
 cdef enum:
     MOST_ARGUMENTS = 30     # of a call; the two static parts come before them
@@ -224,7 +222,7 @@ cdef class _Recorder(_Stand):
 
 cdef Plan _find(JitPlans inner, Context context, tuple args):
     cdef Call call
-    describe(&call, jm_tuple_items(args), len(args), NULL, jit_context)
+    describe_arguments(&call, jm_tuple_items(args), len(args), NULL, jit_context)
     try:
         return fitting_plan(inner, context, &call)
     except Exception:
@@ -326,7 +324,7 @@ cdef PyObject* _call_plans(
         count_miss(library.entry, TREE)
         return perform(<PyObject*>library.reference, args, n + 1, names)
     n_items = _arrange(binding, wrapper, args + 1, items)
-    describe(&call, items, n_items, NULL, jit_context)
+    describe_arguments(&call, items, n_items, NULL, jit_context)
     call.entry = library.entry
     if plans.plans:
         result = (<try_function>_try)(library, plans, context, &call, &reason)

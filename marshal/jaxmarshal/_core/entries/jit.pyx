@@ -16,7 +16,7 @@ from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.entries.all_jitted cimport all_functions
 from jaxmarshal._core.entries.jit_recorder cimport call_and_record
 from jaxmarshal._core.plans.backoff cimport is_left
-from jaxmarshal._core.plans.call cimport Call, StaticRule, describe, try_plans
+from jaxmarshal._core.plans.call cimport Call, StaticRule, describe_arguments, try_plans
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
 from jaxmarshal._core.plans.jit_plans cimport (
     JitPlans, accelerated, clear_plans, forget_functions, forget_plans, give_shared_plans,
@@ -25,6 +25,7 @@ from jaxmarshal._core.plans.jit_plans cimport (
 from jaxmarshal._core.plans.plan cimport it_fitted, name_counts, nothing_fitted
 from jaxmarshal._core.replay cimport tapes
 from jaxmarshal._core.values.array_words cimport words_are_vouched_for
+from jaxmarshal._core.values.capi cimport PyErr_Occurred, jm_tuple_items
 from jaxmarshal._core.values.errors cimport propagate
 from jaxmarshal._core.values.methods cimport (
     PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
@@ -38,12 +39,6 @@ from jaxmarshal._core.context.bypassed import put_in_place_of
 from jaxmarshal._core.entries import jit_recorder
 from jaxmarshal._jax import private
 from jaxmarshal._reports import definitions
-
-cdef extern from *:
-    PyObject* PyErr_Occurred() noexcept
-
-cdef extern from "jaxmarshal/containers.h":
-    PyObject** jm_tuple_items(object items) noexcept
 
 cdef extern from "jaxmarshal/jitted.h":
     vectorcallfunc* jm_vectorcall_of(PyObject* function) noexcept
@@ -119,7 +114,7 @@ cdef inline PyObject* _fitting(
 ) except? NULL:
     """The result by a plan that fits; or NULL, with an error or without one."""
     cdef PyObject* result
-    describe(call, args, PyVectorcall_NARGS(nargsf), names, jit_context)
+    describe_arguments(call, args, PyVectorcall_NARGS(nargsf), names, jit_context)
     call.entry = _entry
     reason[0] = NOT_RECORDED
     if not plans.plans:

@@ -1,8 +1,8 @@
 """What a jitted function would do with a call, found without running it."""
 
 from jaxmarshal._core.context.configuration cimport Context
-from jaxmarshal._core.entries.executables cimport gather, probe_plans, refused_argument
-from jaxmarshal._core.entries.jit_recorder cimport draft
+from jaxmarshal._core.entries.executables cimport gather_call, probe_plans, refused_argument
+from jaxmarshal._core.entries.jit_recorder cimport draft_jit_plan
 from jaxmarshal._core.plans.call cimport Call, StaticRule
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
 from jaxmarshal._core.plans.jit_plans cimport JitPlans, plans_of_jitted, static_rule_of
@@ -19,7 +19,7 @@ cdef int _refusal(JitPlans plans, Call* call, Context context, Py_ssize_t* index
     index[0] = -1
     jm_table_init(&table, &counters)
     try:
-        if draft(plans, call, context, &table, &reason) is not None:
+        if draft_jit_plan(plans, call, context, &table, &reason) is not None:
             return HIT
         index[0] = refused_argument(&table, reason)
         return reason
@@ -44,7 +44,7 @@ def probe(function, tuple args, dict kwargs):
         return (OBJECT_LAYOUT, -1, None, None)
     if plans is None:    # of a function that jaxmarshal does not call
         plans = JitPlans(static_rule_of(function))
-    _alive = gather(&call, args, kwargs)
+    _alive = gather_call(&call, args, kwargs)
     answer = probe_plans(plans, context, &call)
     if answer[0] != TREE and answer[0] != NOT_RECORDED:
         return answer

@@ -11,7 +11,9 @@ from jaxmarshal._core.values.methods cimport vectorcallfunc
 
 # A plan for the arguments, which go into `table`, without what jaxlib makes of them; or None with
 # a reason.
-cdef Plan draft(JitPlans plans, Call* call, Context context, jm_table* table, int* reason)
+cdef Plan draft_jit_plan(
+    JitPlans plans, Call* call, Context context, jm_table* table, int* reason
+)
 
 # Count a miss and call a jitted function as `reference` does, the pointer it had from jaxlib; make
 # a plan of what jaxlib keeps of the call. A new reference, or NULL with the reference's error set.

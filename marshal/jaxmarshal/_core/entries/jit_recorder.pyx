@@ -29,6 +29,9 @@ from jaxmarshal._core.plans.plan cimport (
     Plan, most_plans, reason_of_miss, set_results, start_afresh, take_plan
 )
 from jaxmarshal._core.values.arguments cimport jm_slot, jm_table, jm_table_free, jm_table_init
+from jaxmarshal._core.values.capi cimport (
+    PyThread_get_thread_ident, PyTuple_GET_ITEM, PyTuple_GET_SIZE
+)
 from jaxmarshal._core.values.errors cimport propagate
 from jaxmarshal._core.values.kinds cimport (
     JM_BOOL, JM_COMPLEX, JM_FLOAT, JM_INT, JM_NDARRAY, JM_NP_SCALAR, jm_kind_is_host
@@ -45,11 +48,6 @@ from jaxmarshal._reports.counting cimport (
 import numpy as np
 
 from jaxmarshal._jax import private
-
-cdef extern from *:
-    unsigned long PyThread_get_thread_ident() noexcept
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
-    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
 
 # As their callers see them; see `errors`.
 ctypedef PyObject* (*ask_function)(object, Call*, Recording) noexcept
@@ -80,7 +78,9 @@ cdef class Recording:
 
 # --- Making plans --------------------------------------------------------------------------------
 
-cdef Plan draft(JitPlans plans, Call* call, Context context, jm_table* table, int* reason):
+cdef Plan draft_jit_plan(
+    JitPlans plans, Call* call, Context context, jm_table* table, int* reason
+):
     cdef Structure structure
     cdef Plan plan
     init_structure(&structure, by_node=True)
@@ -368,7 +368,7 @@ cdef PyObject* call_and_record(
         return reference(function, call.args, call.n, call.names)
     jm_table_init(&table, &counters)
     try:
-        plan = draft(plans, call, context, &table, &refused)
+        plan = draft_jit_plan(plans, call, context, &table, &refused)
         count_miss_of(entry, plans.counts, _reason(plans, plan, refused, reason))
     except BaseException:
         jm_table_free(&table)

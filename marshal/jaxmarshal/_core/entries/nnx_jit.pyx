@@ -19,7 +19,9 @@ from jaxmarshal._core.context.bypassed cimport Rules, is_untouched
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.plans cimport match
 from jaxmarshal._core.plans.backoff cimport failed_again, is_left
-from jaxmarshal._core.plans.call cimport Call, StaticRule, describe, signature_of, try_plans
+from jaxmarshal._core.plans.call cimport (
+    Call, StaticRule, describe_arguments, signature_of, try_plans
+)
 from jaxmarshal._core.plans.intake cimport jm_take
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
 from jaxmarshal._core.plans.jit_plans cimport JitPlans, plans_of_jitted, static_rule_of
@@ -28,6 +30,10 @@ from jaxmarshal._core.plans.plan cimport (
     Plan, Plans, give_plans, plans_of, run_the_same, set_plans, take_plan
 )
 from jaxmarshal._core.values.array_words cimport words_are_vouched_for
+from jaxmarshal._core.values.capi cimport (
+    PyDict_CheckExact, PyDict_Next, PyErr_Occurred, PyList_CheckExact, PyObject_GenericGetDict,
+    PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyUnicode_CheckExact, jm_list_items
+)
 from jaxmarshal._core.values.graph_nodes cimport Nodes, add_node, expected_count
 from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_KEY_ARRAY, JM_NDARRAY, Py_TYPE, jm_kind_of_type, types
@@ -36,7 +42,7 @@ from jaxmarshal._core.values.live_objects cimport JM_DEBUG
 from jaxmarshal._core.values.methods cimport PyVectorcall_NARGS, make_method, vectorcallfunc
 from jaxmarshal._core.values.static_values cimport StaticArgument
 from jaxmarshal._core.values.trees cimport (
-    GRAPH_NODE, NAMED_NODE, REGISTRY_NODE, Structure, copy_structure, rebuild, record_treedef
+    GRAPH_NODE, NAMED_NODE, REGISTRY_NODE, Structure, copy_structure, rebuild_tree, record_treedef
 )
 from jaxmarshal._reports.counting cimport (
     NOT_RECORDED, OBJECT_LAYOUT, OPTIONS, REPLACED, UNSUPPORTED, count_hit, count_miss,
@@ -54,28 +60,14 @@ cdef extern from *:
     }
     """
     int jm_set_member(PyObject* member, PyObject* obj, PyObject* value) except -1
-    PyObject* PyErr_Occurred() noexcept
-    object PyObject_GenericGetDict(object obj, void* context)
     int PyObject_GenericSetAttr(PyObject* obj, PyObject* name, PyObject* value) except -1
-    bint PyDict_Next(
-        object mapping, Py_ssize_t* position, PyObject** key, PyObject** value
-    ) noexcept
     Py_ssize_t PyDict_GET_SIZE(object mapping) noexcept
-    bint PyDict_CheckExact(PyObject* obj) noexcept
-    bint PyList_CheckExact(PyObject* obj) noexcept
-    bint PyTuple_CheckExact(PyObject* obj) noexcept
-    bint PyUnicode_CheckExact(PyObject* obj) noexcept
     Py_ssize_t PyList_GET_SIZE(PyObject* obj) noexcept
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* obj) noexcept
     PyObject* PyList_GET_ITEM(PyObject* obj, Py_ssize_t i) noexcept
-    PyObject* PyTuple_GET_ITEM(PyObject* obj, Py_ssize_t i) noexcept
 
 cdef extern from "jaxmarshal/compat.h":
     unsigned int jm_class_version(PyTypeObject* cls) noexcept
     Py_ssize_t jm_member_offset(PyObject* member) noexcept
-
-cdef extern from "jaxmarshal/containers.h":
-    PyObject** jm_list_items(object items) noexcept
 
 # As their callers see them; see `errors`.
 ctypedef PyObject* (*try_function)(Plans, StaticRule, Context, Call*, int*) noexcept
@@ -522,7 +514,7 @@ def numbered_results(Plan plan):
     if plan.unflatten is not None:
         _add_keys(plan.unflatten.__self__, numbers, &n)
         return plan.unflatten(numbers)
-    return rebuild(&plan.results, jm_list_items(numbers), sizeof(void*))
+    return rebuild_tree(&plan.results, jm_list_items(numbers), sizeof(void*))
 
 
 cdef int _put_graphs(Structure* structure, list graphs) except -1:
@@ -643,12 +635,12 @@ cdef object _finish(GraphPlan plan, list results, Nodes nodes):
             value = _build(write.part, results, nodes)
             PyObject_GenericSetAttr(node, <PyObject*>write.key, <PyObject*>value)
     if plan.sources is None:
-        return rebuild(&plan.results, jm_list_items(results) + plan.first, sizeof(void*))
+        return rebuild_tree(&plan.results, jm_list_items(results) + plan.first, sizeof(void*))
     leaves = [
         results[source] if source >= 0 else <object>nodes.items[-1 - <Py_ssize_t>source]
         for source in plan.sources
     ]
-    return rebuild(&plan.results, jm_list_items(leaves), sizeof(void*))
+    return rebuild_tree(&plan.results, jm_list_items(leaves), sizeof(void*))
 
 
 # --- Calling -------------------------------------------------------------------------------------
@@ -802,7 +794,7 @@ cdef PyObject* _call(
         return _call_reference(args, nargsf, names)
     nodes = Nodes()
     nodes.expected = plans.expected
-    describe(&call, args + 1, n - 1, names)
+    describe_arguments(&call, args + 1, n - 1, names)
     call.entry = _entry
     call.nodes = <PyObject*>nodes
     reason = NOT_RECORDED

@@ -18,7 +18,7 @@ from jaxmarshal._core.values.arguments cimport (
 from jaxmarshal._core.values.kinds cimport JM_NDARRAY
 from jaxmarshal._core.values.live_objects cimport counters
 from jaxmarshal._core.values.trees cimport (
-    NEEDS_REGISTRY, Structure, flatten, free_structure, init_structure, rebuild
+    NEEDS_REGISTRY, Structure, flatten_tree, free_structure, init_structure, rebuild_tree
 )
 from jaxmarshal._reports.counting cimport (
     CONTEXT, GUARD, HIT, NOT_RECORDED, OPTIONS, TARGET, TREE, UNSUPPORTED, count_hit, count_miss,
@@ -82,7 +82,7 @@ cdef int _prepare(
     """Flatten and resolve. An error on the way is the reference's to raise, so it is a miss."""
     cdef int reason
     try:
-        reason = flatten(local_data, <PyObject*>sharding, structure, table)
+        reason = flatten_tree(local_data, <PyObject*>sharding, structure, table)
         if reason == NEEDS_REGISTRY:
             return TREE
         return reason or _resolve(records, table, sharding)
@@ -136,7 +136,7 @@ def make_array_from_process_local_data(sharding, local_data, global_shape=None):
             decided_to_hit(_entry)
             _run(&table, sharding)
             count_hit(_entry)
-            return rebuild(&structure, &table.slots.ready, sizeof(jm_slot))
+            return rebuild_tree(&structure, &table.slots.ready, sizeof(jm_slot))
         count_miss(_entry, reason)
         result = _call_reference(sharding, local_data, global_shape)
         if reason == NOT_RECORDED:

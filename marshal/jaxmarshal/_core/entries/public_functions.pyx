@@ -32,10 +32,12 @@ from jaxmarshal._core.replay.plays cimport (
     keep_play, make_replay, play_of, uses_fused, words_of
 )
 from jaxmarshal._core.replay.tapes cimport (
-    MOST_VALUES, Step, Tape, cast_sources, describe_result, fill, fold_constants, have_their_rules,
-    keep_functions, merged_steps, needed_steps, prepare_constants, start_tape, stop_tape, take_step
+    MOST_VALUES, Step, Tape, cast_sources, describe_result, fill_arguments, fold_constants,
+    have_their_rules, keep_functions, merged_steps, needed_steps, prepare_constants, start_tape,
+    stop_tape, take_step
 )
 from jaxmarshal._core.values.array_words cimport array_aval, array_sharding, is_gone
+from jaxmarshal._core.values.capi cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from jaxmarshal._core.values.forgetting cimport on_forget
 from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_FLOAT, JM_INT, JM_NDARRAY, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
@@ -54,10 +56,6 @@ import numpy as np
 
 from jaxmarshal._core.entries.device_put import device_put
 from jaxmarshal._jax import private
-
-cdef extern from *:
-    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
 
 cdef enum:
     MOST_WAITED = 1024     # calls of a kind before one is recorded again, where none could be kept
@@ -529,7 +527,7 @@ cdef object _take_steps(Play play, PyObject** functions, Sources* sources, Conte
             play.left -= 1
             if not play.left:
                 _offer(play, values, count)
-        return fill(play.result, values)
+        return fill_arguments(play.result, values)
     finally:
         _release(values + sources.count, count - sources.count)
 

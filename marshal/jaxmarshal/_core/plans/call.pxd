@@ -28,7 +28,7 @@ ctypedef struct Call:
     PyObject* fitted
 
 # A call with these arguments in any tree, `n` of them by position.
-cdef inline void describe(
+cdef inline void describe_arguments(
     Call* call, PyObject** args, Py_ssize_t n, PyObject* names, context_function context_of=NULL
 ) noexcept:
     call.args = args

@@ -7,25 +7,23 @@ from libc.stdint cimport uint64_t
 
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.placement.records cimport is_as_resolved
-from jaxmarshal._core.plans.guard cimport begin, end
+from jaxmarshal._core.plans.guard cimport begin_guard, end_guard
 from jaxmarshal._core.plans.intake cimport jm_intake
-from jaxmarshal._core.plans.match cimport Walk, match, match_array
-from jaxmarshal._core.plans.plan cimport Plan, Plans, build_results, make_index, run
+from jaxmarshal._core.plans.match cimport Walk, match_object, match_array
+from jaxmarshal._core.plans.plan cimport Plan, Plans, build_results, make_index, run_plan
 from jaxmarshal._core.plans.signature cimport (
     MOST_LEAVES, add_number, number_of_static, number_of_tree, number_of_trees
 )
 from jaxmarshal._core.values.arguments cimport jm_table, jm_table_free, jm_table_init
+from jaxmarshal._core.values.capi cimport PyErr_Occurred, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from jaxmarshal._core.values.errors cimport propagate
 from jaxmarshal._core.values.graph_nodes cimport Nodes, are_expected, forget_nodes
 from jaxmarshal._core.values.live_objects cimport counters
 from jaxmarshal._core.values.static_values cimport StaticArgument, make_static, same_static
-from jaxmarshal._core.values.trees cimport REGISTRY_NODE, Structure, flatten, move_structure
+from jaxmarshal._core.values.trees cimport REGISTRY_NODE, Structure, flatten_tree, move_structure
 from jaxmarshal._reports.counting cimport HIT, HOST_LEAVES, NOT_RECORDED, TREE
 
 cdef extern from *:
-    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
-    PyObject* PyErr_Occurred() noexcept
     bint PyUnicode_CheckExact(object obj) noexcept
 
 cdef enum:
@@ -106,7 +104,7 @@ cdef int _match_dynamic(Plan plan, Call* call, Walk* walk) except -1:
         call.context_then = <PyObject*>now
     for i in range(call.n):
         if not plan.is_static[i]:
-            matched = match(call.args[i], walk)
+            matched = match_object(call.args[i], walk)
             if matched != 1:
                 return matched
     return 1
@@ -138,7 +136,7 @@ cdef int match_call(Plan plan, Call* call, jm_intake* intake) except -1:
             found = _by_name(call, <str>plan.names[i], i)
             if found == NULL:
                 return 0
-            matched = match(found, &walk)
+            matched = match_object(found, &walk)
             if matched != 1:
                 return matched
     return walk.leaves == 0 and walk.step == walk.end
@@ -151,7 +149,7 @@ cdef int flatten_call(
     cdef int reason
     for i in range(call.n):
         if not _is_static(rule, i, call.n):
-            reason = flatten(<object>call.args[i], NULL, structure, table)
+            reason = flatten_tree(<object>call.args[i], NULL, structure, table)
             if reason:
                 return reason
     if call.names == NULL:
@@ -160,7 +158,7 @@ cdef int flatten_call(
         return TREE
     for name in sorted(<tuple>call.names):
         if rule is None or name not in rule.names:
-            reason = flatten(<object>_by_name(call, name, 0), NULL, structure, table)
+            reason = flatten_tree(<object>_by_name(call, name, 0), NULL, structure, table)
             if reason:
                 return reason
     return HIT
@@ -242,14 +240,14 @@ cdef PyObject* _try_plan(
     cdef jm_intake intake
     cdef int matched
     cdef PyObject* results = NULL
-    begin(plan, &intake, table, by_pointer)
+    begin_guard(plan, &intake, table, by_pointer)
     matched = (<match_function>match_call)(plan, call, &intake)
     if matched < 0:
         matched = _not_compared()
     if matched and intake.guard == intake.end and _still_fits(plan, call, &intake):
-        results = (<run_function>run)(plan, &intake, call.entry)
+        results = (<run_function>run_plan)(plan, &intake, call.entry)
     reason[0] = intake.reason or <int>NOT_RECORDED
-    end(&intake)
+    end_guard(&intake)
     if results == NULL:
         if PyErr_Occurred() != NULL:
             propagate()

@@ -6,11 +6,11 @@ from jaxmarshal._core.values.arguments cimport jm_slot, jm_table
 
 # Begin to take the arguments of a call for this plan, in order, with `jm_take`: the guard. Host
 # arguments and typed keys get slots in `table`, which is initialised and empty. `by_pointer` skips
-# comparisons by equality. Once it has returned, `end` has to be called, whatever follows.
-cdef int begin(Plan plan, jm_intake* intake, jm_table* table, bint by_pointer) except -1
+# comparisons by equality. Once it has returned, `end_guard` has to be called, whatever follows.
+cdef int begin_guard(Plan plan, jm_intake* intake, jm_table* table, bint by_pointer) except -1
 
 # Release the arguments that were taken and empty the table.
-cdef void end(jm_intake* intake) noexcept
+cdef void end_guard(jm_intake* intake) noexcept
 
 # Where and why an argument did not pass: (its number or -1, recorded word, found word).
 cdef tuple failed_words(jm_intake* intake)

@@ -17,6 +17,7 @@ from jaxmarshal._core.values.array_words cimport (
     array_aval, array_buffer, array_committed, array_sharding, jm_buffer_is_donated,
     jm_buffer_layout_is_default, layout
 )
+from jaxmarshal._core.values.capi cimport jm_tuple_items
 from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_KEY_ARRAY, JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, classify, jm_kind_is_argument,
     jm_kind_is_host, jm_kind_of_type, types
@@ -27,9 +28,6 @@ from jaxmarshal._reports.counting cimport (
 )
 
 from jaxmarshal._jax import private
-
-cdef extern from "jaxmarshal/containers.h":
-    PyObject** jm_tuple_items(object items) noexcept
 
 # As `jm_intake` holds it; see `errors`.
 ctypedef int (*look_function)(jm_intake*, PyObject*) noexcept
@@ -181,7 +179,7 @@ cdef int _look_at_others(jm_intake* intake, PyObject* obj) except -1:
     return _look(intake, obj)
 
 
-cdef int begin(Plan plan, jm_intake* intake, jm_table* table, bint by_pointer) except -1:
+cdef int begin_guard(Plan plan, jm_intake* intake, jm_table* table, bint by_pointer) except -1:
     cdef Py_ssize_t i
     cdef tuple inputs = PyTuple_New(plan.inputs)    # quicker to make than a list
     Py_INCREF(inputs)
@@ -205,7 +203,7 @@ cdef int begin(Plan plan, jm_intake* intake, jm_table* table, bint by_pointer) e
     return 0
 
 
-cdef void end(jm_intake* intake) noexcept:
+cdef void end_guard(jm_intake* intake) noexcept:
     Py_XDECREF(intake.tuple)
     Py_XDECREF(intake.found)
     jm_table_clear(intake.table)

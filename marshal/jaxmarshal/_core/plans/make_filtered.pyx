@@ -5,10 +5,11 @@ from cpython.object cimport PyObject
 
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.plans.call cimport Call, StaticRule, match_call, signature_of
-from jaxmarshal._core.plans.guard cimport begin, end
+from jaxmarshal._core.plans.guard cimport begin_guard, end_guard
 from jaxmarshal._core.plans.intake cimport jm_intake
 from jaxmarshal._core.plans.plan cimport Plan, make_index, run_the_same
 from jaxmarshal._core.values.arguments cimport jm_table, jm_table_free, jm_table_init
+from jaxmarshal._core.values.capi cimport jm_list_items
 from jaxmarshal._core.values.fields cimport Fields, make_fields, make_node
 from jaxmarshal._core.values.live_objects cimport counters
 from jaxmarshal._core.values.static_values cimport (
@@ -17,13 +18,10 @@ from jaxmarshal._core.values.static_values cimport (
 from jaxmarshal._core.values.trees cimport (
     FIELDS_NODE, FIXED_NODE, LEAVES, NONE_NODE, REGISTRY_NODE, SPREAD_NODE, STATIC_LEAF, TUPLE_NODE,
     Structure, add_container, add_leaf, add_step, free_structure, init_structure, move_structure,
-    rebuild, sorted_keys
+    rebuild_tree, sorted_keys
 )
 
 from jaxmarshal._jax import private
-
-cdef extern from "jaxmarshal/containers.h":
-    PyObject** jm_list_items(object items) noexcept
 
 cdef object _key_type = private.PRNGKeyArray
 
@@ -206,7 +204,7 @@ cdef class Results:
     def __call__(self, list arrays):
         if self.marks:
             arrays[0].block_until_ready()    # the library waits for it, and so do its callers
-        return rebuild(&self.structure, jm_list_items(arrays) + self.marks, sizeof(void*))
+        return rebuild_tree(&self.structure, jm_list_items(arrays) + self.marks, sizeof(void*))
 
 
 cdef bint _add_inner(
@@ -289,7 +287,7 @@ cdef Results _make_results(Library library, object treedef, Py_ssize_t count):
         if not _add_inner(library, dynamic, kinds, &inner):
             return None
         slots = [object() for _ in kinds]
-        arrays = rebuild(&inner, jm_list_items(slots), sizeof(void*))
+        arrays = rebuild_tree(&inner, jm_list_items(slots), sizeof(void*))
     finally:
         free_structure(&inner)
     whole = library.combine(arrays, static.unflatten([]).value)
@@ -341,11 +339,11 @@ cdef Plan make_filtered_plan(
 cdef bint _fits(Plan plan, Call* call, jm_table* table) except -1:
     cdef jm_intake intake
     cdef bint fits
-    begin(plan, &intake, table, False)
+    begin_guard(plan, &intake, table, False)
     try:
         fits = match_call(plan, call, &intake) == 1 and intake.guard == intake.end
     finally:
-        end(&intake)
+        end_guard(&intake)
     return fits
 
 

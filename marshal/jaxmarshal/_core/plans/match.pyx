@@ -8,6 +8,10 @@ from cpython.tuple cimport PyTuple_GET_SIZE
 from libc.stdlib cimport malloc
 
 from jaxmarshal._core.plans.intake cimport jm_take, jm_take_words
+from jaxmarshal._core.values.capi cimport (
+    PyDict_CheckExact, PyDict_GetItemWithError, PyDict_Next, PyList_CheckExact, PyTuple_CheckExact,
+    Py_LeaveRecursiveCall, jm_enter_recursive_call
+)
 from jaxmarshal._core.values.errors cimport propagate
 from jaxmarshal._core.values.fields cimport FieldsNode, attributes_of_node, field_value
 from jaxmarshal._core.values.kinds cimport Py_TYPE
@@ -26,29 +30,18 @@ cdef extern from *:
     #define JM_COUNT_HEAP(counters, by) JM_COUNT(counters, live_heap, by)
     """
     void JM_COUNT_HEAP(jm_counters* counters, int by) noexcept
-    int PyDict_Next(
-        object mapping, Py_ssize_t* position, PyObject** key, PyObject** value
-    ) noexcept
-    bint PyList_CheckExact(PyObject* obj) noexcept
-    bint PyTuple_CheckExact(PyObject* obj) noexcept
-    bint PyDict_CheckExact(PyObject* obj) noexcept
-    PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
-    void Py_LeaveRecursiveCall() noexcept
 
 cdef extern from "jaxmarshal/containers.h":
     PyObject** jm_tuple_items(PyObject* items) noexcept
     PyObject** jm_list_items(PyObject* items) noexcept
     PyObject* jm_dict_at(object mapping, object key, Py_ssize_t position) noexcept
 
-cdef extern from "jaxmarshal/compat.h":
-    int jm_enter_recursive_call(const char* where) except -1
-
 cdef object _flatten_with_registry = (
     private.pytree_registry.flatten if private.HAVE_PYTREE else None
 )
 cdef dict _node_types = private.pytree_node_types if private.HAVE_PYTREE else {}
 
-# `match` as its callers see it; see `errors`.
+# `match_object` as its callers see it; see `errors`.
 ctypedef int (*match_function)(PyObject*, Walk*) noexcept
 
 
@@ -71,13 +64,13 @@ cdef int _find_positions(dict mapping, Step* node) except -1:
 
 
 cdef inline int _match_child(PyObject* child, Walk* walk) except -1:
-    """Like `match`, for an object that its parent may let go of on the way."""
+    """Like `match_object`, for an object that its parent may let go of on the way."""
     cdef int matched
     if walk.leaves:
         walk.leaves -= 1
         return jm_take(walk.intake, child)
     Py_INCREF(<object>child)
-    matched = (<match_function>match)(child, walk)
+    matched = (<match_function>match_object)(child, walk)
     Py_DECREF(<object>child)
     return propagate() if matched < 0 else matched
 
@@ -269,7 +262,7 @@ cdef int _match_node(PyObject* obj, Step* node, Walk* walk) except -1:
     return match_array(jm_tuple_items(obj), node.n, walk)
 
 
-cdef int match(PyObject* obj, Walk* walk) except -1:
+cdef int match_object(PyObject* obj, Walk* walk) except -1:
     cdef Step* node
     cdef int matched
     if walk.leaves:

@@ -127,9 +127,9 @@ cdef int check_transfers(jm_intake* intake) except -1
 # Run a plan when every argument was taken: a new reference to the list of results; or NULL with the
 # intake's reason if transfers are guarded or an argument was deleted in the meantime, and nothing
 # was run. `entry` is the entry point that counts the hit. Raises what jaxlib raises.
-cdef PyObject* run(Plan plan, jm_intake* intake, int entry) except? NULL
+cdef PyObject* run_plan(Plan plan, jm_intake* intake, int entry) except? NULL
 
-# The tree of the results that `run` returned, a new reference; takes over that of the list.
+# The tree of the results that `run_plan` returned, a new reference; takes over that of the list.
 # Raises what node constructors raise.
 cdef PyObject* build_results(Plan plan, PyObject* results) except NULL
 

@@ -15,6 +15,7 @@ from jaxmarshal._core.plans.backoff cimport failed_again
 from jaxmarshal._core.plans.intake cimport jm_guard, jm_intake
 from jaxmarshal._core.values.arguments cimport jm_slot
 from jaxmarshal._core.values.array_words cimport array_buffer, is_gone
+from jaxmarshal._core.values.capi cimport jm_list_items
 from jaxmarshal._core.values.errors cimport propagate
 from jaxmarshal._core.values.forgetting cimport on_forget
 from jaxmarshal._core.values.kinds cimport jm_kind_is_host
@@ -22,7 +23,7 @@ from jaxmarshal._core.values.live_objects cimport JM_DEBUG, counters, jm_counter
 from jaxmarshal._core.values.methods cimport jm_use_vectorcall, vectorcallfunc
 from jaxmarshal._core.values.narrowing cimport bits_of
 from jaxmarshal._core.values.trees cimport (
-    LEAVES, LIST_NODE, Step, free_structure, init_structure, rebuild, record_treedef
+    LEAVES, LIST_NODE, Step, free_structure, init_structure, rebuild_tree, record_treedef
 )
 from jaxmarshal._reports.counting cimport (
     DELETED, GUARD, HIT, HOST_LEAVES, NOBODY, counts_of_program, decided_to_hit, entries, is_asked
@@ -42,12 +43,9 @@ cdef extern from *:
         PyObject* function, PyObject** args, size_t n, PyObject* names
     ) noexcept
 
-cdef extern from "jaxmarshal/containers.h":
-    PyObject** jm_list_items(object items) noexcept
-
 cdef enum:
     RECENT_OWNERS = 256    # a power of two
-    # jaxlib puts off releasing what other threads let go of; see `run`.
+    # jaxlib puts off releasing what other threads let go of; see `run_plan`.
     CALLS_PER_COLLECTION = 64
 
 cdef object _consume = private.consume_results
@@ -502,7 +500,7 @@ cdef int _decide(Plan plan, jm_intake* intake, int entry) except -1:
     return decided_to_hit(entry) if intake.reason == HIT else 0
 
 
-cdef PyObject* run(Plan plan, jm_intake* intake, int entry) except? NULL:
+cdef PyObject* run_plan(Plan plan, jm_intake* intake, int entry) except? NULL:
     global _runs
     cdef PyObject* results
     if is_asked():
@@ -535,7 +533,7 @@ cdef PyObject* build_results(Plan plan, PyObject* results) except NULL:
     elif plan.unflatten is not None:
         built = plan.unflatten(<object>results)
     else:
-        built = rebuild(&plan.results, jm_list_items(<object>results), sizeof(void*))
+        built = rebuild_tree(&plan.results, jm_list_items(<object>results), sizeof(void*))
     Py_DECREF(<object>results)
     Py_INCREF(built)
     return <PyObject*>built

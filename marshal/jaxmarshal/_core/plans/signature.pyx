@@ -7,6 +7,9 @@ from cpython.tuple cimport PyTuple_GET_SIZE
 cimport numpy as cnp
 
 from jaxmarshal._core.values.array_words cimport array_aval
+from jaxmarshal._core.values.capi cimport (
+    PyDict_Next, PyTuple_CheckExact, jm_list_items, jm_tuple_items
+)
 from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_DICT, JM_LIST, JM_NDARRAY, JM_TUPLE, Py_TYPE, classify, jm_kind_is_host
 )
@@ -23,14 +26,6 @@ cdef extern from *:
     }
     """
     bint jm_hashes_by_itself(PyObject* obj) noexcept
-    bint PyDict_Next(
-        object mapping, Py_ssize_t* position, PyObject** key, PyObject** value
-    ) noexcept
-    bint PyTuple_CheckExact(PyObject* obj) noexcept
-
-cdef extern from "jaxmarshal/containers.h":
-    PyObject** jm_list_items(object items) noexcept
-    PyObject** jm_tuple_items(object items) noexcept
 
 cdef enum:
     DEEPEST = 8    # containers in containers

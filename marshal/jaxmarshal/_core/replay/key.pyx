@@ -12,6 +12,7 @@ from libc.string cimport memcpy
 
 from jaxmarshal._core.context.configuration cimport state_is
 from jaxmarshal._core.values.array_words cimport array_aval
+from jaxmarshal._core.values.capi cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_BOOL, JM_COMPLEX, JM_DICT, JM_FLOAT, JM_INT, JM_KEY_ARRAY, JM_LIST, JM_NDARRAY,
     JM_NONE, JM_NP_SCALAR, JM_OTHER, JM_TUPLE, Py_TYPE, jm_kind_of_type, kind_of_unknown, types
@@ -24,8 +25,6 @@ from jaxmarshal._jax import private
 cdef extern from *:
     object PyTuple_New(Py_ssize_t n)
     void PyTuple_SET_ITEM(object items, Py_ssize_t i, object item) noexcept
-    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
 
 cdef object _ARRAY = object()     # an array that is there once
 cdef object _TRUE = object()      # the bools compare equal to numbers

@@ -8,21 +8,16 @@ from cpython.object cimport (
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
 from jaxmarshal._core.replay.plays cimport came_before
+from jaxmarshal._core.values.capi cimport (
+    PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyUnicode_CHECK_INTERNED, PyUnicode_CheckExact,
+    jm_tuple_items
+)
 from jaxmarshal._core.values.kinds cimport (
     Py_TYPE, jm_kind_of_type, jm_type_table, jm_type_table_set
 )
 from jaxmarshal._core.values.narrowing cimport bits_of
 
 from jaxmarshal._jax import private
-
-cdef extern from *:
-    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
-    bint PyUnicode_CheckExact(PyObject* obj) noexcept
-    bint PyUnicode_CHECK_INTERNED(PyObject* text) noexcept
-
-cdef extern from "jaxmarshal/containers.h":
-    PyObject** jm_tuple_items(object items) noexcept
 
 cdef enum:
     MOST_OPERATIONS = 4096    # as many as the reference keeps

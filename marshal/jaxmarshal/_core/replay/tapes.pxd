@@ -33,7 +33,7 @@ cdef enum:
 # One call.
 cdef class Step:
     cdef readonly object function     # returns it; a weak reference where JAX keeps it
-    cdef readonly tuple args          # constants, and what `fill` fills in
+    cdef readonly tuple args          # constants, and what `fill_arguments` fills in
     cdef readonly tuple names         # of the last ones, or None
     cdef readonly Py_ssize_t first    # the number of its first result
     cdef readonly Py_ssize_t results  # how many there are
@@ -97,7 +97,7 @@ cdef int cast_sources(Step step, PyObject** values) except -1
 cdef object describe_result(Tape tape, object result)
 
 # The object itself, from the values of this call.
-cdef object fill(object described, PyObject** values)
+cdef object fill_arguments(object described, PyObject** values)
 
 # Take a step, and add its results to the values, owned; `count` is how many there are. The context
 # is that of this very moment, which is not found out anew.

@@ -16,6 +16,9 @@ from jaxmarshal._core.plans.call cimport StaticRule
 from jaxmarshal._core.plans.jit_configuration cimport staging_context
 from jaxmarshal._core.plans.jit_plans cimport JitPlans, plans_of_jitted
 from jaxmarshal._core.replay.key cimport is_own_impl
+from jaxmarshal._core.values.capi cimport (
+    PyThread_get_thread_ident, PyTuple_GET_SIZE, jm_tuple_items
+)
 from jaxmarshal._core.values.errors cimport propagate
 from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_DICT, JM_KEY_ARRAY, JM_LIST, JM_LITERAL, JM_NDARRAY, JM_NONE, JM_REF, JM_TOKEN,
@@ -33,12 +36,7 @@ cdef extern from "jaxmarshal/compat.h":
     vectorcallfunc jm_swap_vectorcall(PyObject* function, vectorcallfunc call) noexcept
 
 cdef extern from *:
-    unsigned long PyThread_get_thread_ident() noexcept
     vectorcallfunc PyVectorcall_Function(PyObject* function) noexcept
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
-
-cdef extern from "jaxmarshal/containers.h":
-    PyObject** jm_tuple_items(object items) noexcept
 
 cdef object _jit_primitive = private.jit_primitive
 cdef object _custom_jvp_primitive = private.custom_jvp_primitive
@@ -485,25 +483,26 @@ cdef object _cast(object data, object dtype):
 cdef int cast_sources(Step step, PyObject** values) except -1:
     for arg in step.args:
         if type(arg) is Cast:
-            fill(arg, values)
+            fill_arguments(arg, values)
     return 0
 
 
-cdef object fill(object described, PyObject** values):
+cdef object fill_arguments(object described, PyObject** values):
     cdef object cls = type(described)
     if cls is Value:
         return <object>values[(<Value>described).number]
     if cls is Base:
         return (<object>values[(<Base>described).key.number])._base_array
     if cls is Key:
-        words = fill((<Key>described).words, values)
+        words = fill_arguments((<Key>described).words, values)
         if (<Key>described).is_plain:
             return _make_key((<Key>described).impl, words)
         return _key_type((<Key>described).impl, words)
     if cls is Cast:
         return _cast(<object>values[(<Cast>described).source.number], (<Cast>described).dtype)
     if cls is Nested:
-        return (<Nested>described).make([fill(item, values) for item in (<Nested>described).items])
+        items = [fill_arguments(item, values) for item in (<Nested>described).items]
+        return (<Nested>described).make(items)
     return described
 
 
@@ -552,7 +551,7 @@ cdef int take_step(
             args[i] = constants[i] if step.values[i] < 0 else values[step.values[i]]
         result = _call(function, args, n, names, context)
     else:
-        filled = tuple([fill(arg, values) for arg in step.args])
+        filled = tuple([fill_arguments(arg, values) for arg in step.args])
         result = _call(function, jm_tuple_items(filled), n, names, context)
     if result == NULL:
         propagate()
@@ -614,7 +613,7 @@ cdef object _with_known(object described, dict known):
     if cls is Key:
         words = _with_known((<Key>described).words, known)
         key = Key((<Key>described).impl, words, (<Key>described).is_plain)
-        return key if _is_filled(words) else fill(key, NULL)
+        return key if _is_filled(words) else fill_arguments(key, NULL)
     if cls is Cast:
         return Cast(_with_known((<Cast>described).source, known), (<Cast>described).dtype)
     if cls is Nested:

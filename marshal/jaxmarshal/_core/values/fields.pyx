@@ -5,6 +5,7 @@ import sys
 from cpython.dict cimport PyDict_Size
 from cpython.object cimport PyObject, PyTypeObject
 
+from jaxmarshal._core.values.capi cimport PyDict_GetItemWithError, PyObject_GenericGetDict
 from jaxmarshal._core.values.kinds cimport Py_TYPE
 from jaxmarshal._core.values.static_values cimport make_static_part
 
@@ -18,9 +19,7 @@ cdef extern from *:
     }
     """
     object jm_new_object(PyTypeObject* cls, object no_arguments)
-    object PyObject_GenericGetDict(object obj, void* context)
     int PyObject_GenericSetAttr(object obj, object name, object value) except -1
-    PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
 
 
 cdef class Fields:

@@ -8,11 +8,12 @@ from typing import Any
 
 from cpython.object cimport PyObject, PyTypeObject
 
+from jaxmarshal._core.values.capi cimport (
+    PyDict_GetItemWithError, PyTuple_GET_ITEM, PyTuple_GET_SIZE
+)
+
 cdef extern from *:
     object PyMethod_New(object function, object self)
-    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
-    PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
 
 cdef extern from "jaxmarshal/compat.h":
     void jm_forget_getitem(PyTypeObject* type) noexcept

@@ -2,6 +2,7 @@
 
 from cpython.object cimport Py_EQ, PyObject, PyObject_Hash
 
+from jaxmarshal._core.values.capi cimport PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from jaxmarshal._core.values.kinds cimport Py_TYPE
 
 from jaxmarshal._jax import private
@@ -27,10 +28,7 @@ cdef extern from *:
     bint jm_is_its_identity(PyObject* obj) noexcept
     bint jm_is_plain_value(PyObject* obj) noexcept
     bint jm_is_plain_item(PyObject* obj) noexcept
-    bint PyTuple_CheckExact(PyObject* obj) noexcept
     bint PyCFunction_CheckExact(PyObject* obj) noexcept
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* items) noexcept
-    PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept
     object PyObject_RichCompare(object a, object b, int op)
     bint PyObject_IsTrue(object obj) except -1
     bint PyObject_RichCompareBool(object a, object b, int op) except -1

@@ -39,7 +39,7 @@ ctypedef struct Structure:
     Step* steps
     Py_ssize_t count
     Py_ssize_t capacity
-    bint by_node       # `flatten` sends nodes that are not walked here through JAX's registry
+    bint by_node       # `flatten_tree` sends nodes that are not walked here through JAX's registry
     Step inline_steps[INLINE_STEPS]
 
 cdef void init_structure(Structure* structure, bint by_node=*) noexcept
@@ -51,7 +51,7 @@ cdef void move_structure(Structure* target, Structure* source) noexcept
 # Have `target`, which is empty, be like `source`, but for what `match` has found out.
 cdef int copy_structure(Structure* target, Structure* source) except -1
 
-# What `flatten` returns for a tree that only JAX's registry can flatten; no `counting.Reason`.
+# What `flatten_tree` returns for a tree that only JAX's registry can flatten; no `counting.Reason`.
 cdef enum:
     NEEDS_REGISTRY = 1000
 
@@ -59,13 +59,13 @@ cdef enum:
 # `obj` (each leaf's slot then owns its part of it), or NULL for none. Returns 0, NEEDS_REGISTRY, or
 # a `counting.Reason` when the reference must handle this tree. Runs no code of the user's.
 # Raises on exhausted memory or recursion.
-cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* table) except -1
+cdef int flatten_tree(object obj, PyObject* prefix, Structure* structure, jm_table* table) except -1
 
 # The keys in JAX's order, or None when they are not all str or all int: JAX's registry alone
 # flattens such a dict.
 cdef list sorted_keys(dict mapping)
 
-# The same as `flatten` through JAX's registry, for a tree or a part of one without prefix.
+# The same as `flatten_tree` through JAX's registry, for a tree or a part of one without prefix.
 # All leaves are appended, also those that are no arguments, for which a Reason is returned.
 # Raises what flatten functions of custom nodes raise, and that is what the reference would raise.
 cdef int flatten_by_registry(object obj, Structure* structure, jm_table* table) except -1
@@ -84,4 +84,4 @@ cdef bint record_treedef(object treedef, Structure* structure) except -1
 
 # Build the tree. Its leaves are at `leaf` and every `stride` bytes from there; borrowed.
 # Raises what node constructors raise.
-cdef object rebuild(Structure* structure, PyObject** leaf, size_t stride)
+cdef object rebuild_tree(Structure* structure, PyObject** leaf, size_t stride)

@@ -9,6 +9,9 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from jaxmarshal._core.values.arguments cimport jm_table, push_argument
+from jaxmarshal._core.values.capi cimport (
+    PyDict_GetItemWithError, Py_LeaveRecursiveCall, jm_enter_recursive_call
+)
 from jaxmarshal._core.values.fields cimport FieldsNode, make_instance
 from jaxmarshal._core.values.kinds cimport (
     JM_DICT, JM_LIST, JM_NONE, JM_OTHER, JM_TUPLE, Py_TYPE, classify, jm_kind_is_argument,
@@ -26,17 +29,12 @@ cdef extern from *:
     #define JM_COUNT_HEAP(counters, by) JM_COUNT(counters, live_heap, by)
     """
     void JM_COUNT_HEAP(jm_counters* counters, int by) noexcept
-    PyObject* PyDict_GetItemWithError(object mapping, object key) except? NULL
     bint PyObject_HasAttrString(object obj, const char* name) noexcept
     int PyList_Sort(object items) except -1
     bint PyUnicode_CheckExact(object obj) noexcept
     bint PyLong_CheckExact(object obj) noexcept
     int PyUnicode_Compare(object a, object b) except? -1
     bint PyTuple_Check(object obj) noexcept
-    void Py_LeaveRecursiveCall() noexcept
-
-cdef extern from "jaxmarshal/compat.h":
-    int jm_enter_recursive_call(const char* where) except -1
 
 cdef object _flatten_with_registry = (
     private.pytree_registry.flatten if private.HAVE_PYTREE else None
@@ -199,7 +197,7 @@ cdef int _flatten_list(
         # Another thread may have changed either list.
         if PyList_GET_SIZE(items) != n or not (broadcast or PyList_GET_SIZE(held) == n):
             return TREE
-        reason = flatten(
+        reason = flatten_tree(
             <object>PyList_GET_ITEM(items, i), _child(prefix, broadcast, i, True), structure, table
         )
         if reason:
@@ -222,7 +220,7 @@ cdef int _flatten_tuple(
         return TREE
     add_step(structure, op, n, data)
     for i in range(n):
-        reason = flatten(
+        reason = flatten_tree(
             <object>PyTuple_GET_ITEM(items, i), _child(prefix, broadcast, i, False), structure,
             table
         )
@@ -258,7 +256,7 @@ cdef int _flatten_dict(
             part = PyDict_GetItemWithError(<object>prefix, key)
         if value == NULL or (part == NULL and not broadcast):
             return TREE
-        reason = flatten(<object>value, part, structure, table)
+        reason = flatten_tree(<object>value, part, structure, table)
         if reason:
             return reason
     return 0
@@ -298,7 +296,9 @@ cdef int _flatten_node(
     return NEEDS_REGISTRY if _is_prefix_leaf(prefix) else TREE
 
 
-cdef int flatten(object obj, PyObject* prefix, Structure* structure, jm_table* table) except -1:
+cdef int flatten_tree(
+    object obj, PyObject* prefix, Structure* structure, jm_table* table
+) except -1:
     cdef int reason, kind = classify(<PyObject*>obj)
     if kind == JM_OTHER:
         kind = kind_of_unknown(obj)
@@ -419,7 +419,7 @@ cdef object _build(Cursor* cursor):
     return node
 
 
-cdef object rebuild(Structure* structure, PyObject** leaf, size_t stride):
+cdef object rebuild_tree(Structure* structure, PyObject** leaf, size_t stride):
     cdef Cursor cursor
     cursor.structure = structure
     cursor.leaf = leaf
