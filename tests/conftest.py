@@ -27,7 +27,7 @@ from observe import SEEN, NothingCompared
 from support import Fresh
 
 import jaxmarshal
-from jaxmarshal._core.entries import executables
+from jaxmarshal._core.plans import host_leaves
 from jaxmarshal._core.replay import fusion
 from jaxmarshal._core.values import array_words
 from jaxmarshal._jax import private
@@ -90,8 +90,11 @@ def callbacks():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark what the short run leaves out; skip what is about plans where none is made."""
-    whole = all(os.path.isdir(name) for name in config.args)    # and no file by name
+    """Mark what the short run leaves out; skip what is about plans where none is made.
+
+    Who names a file wants all of it, unless JAXMARSHAL_SAMPLE is set.
+    """
+    whole = "JAXMARSHAL_SAMPLE" in os.environ or all(map(os.path.isdir, config.args))
     met = collections.Counter()
     for item in items:
         module = item.path.stem
@@ -126,9 +129,9 @@ def clean_state():
     clear_jaxlib()
     jaxmarshal.reset_stats()
     # Host data go through plans beside a few arrays, so that a test needs no hundreds of them.
-    weights = executables.weigh_host_leaves(0, 13)
+    weights = host_leaves.weigh_host_leaves(0, 13)
     yield
-    executables.weigh_host_leaves(*weights)
+    host_leaves.weigh_host_leaves(*weights)
     fusion.wait()
     jaxmarshal.uninstall()
 

@@ -142,6 +142,7 @@ def test_reference_counts():
 
 def test_target_of_the_caller_may_be_replaced():
     """Trap 11: of equal targets one at a time is kept, and the last records die with `clear`."""
+    jax.device_put(1.0, SingleDeviceSharding(device(1)))    # the first one is a key of JAX's caches
     made = [SingleDeviceSharding(device(1)) for _ in range(20)]
     before = list(map(sys.getrefcount, made))
     for target in made:

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from observe import observe
 
 import jaxmarshal
-from jaxmarshal._core.entries import executables
+from jaxmarshal._core.plans import host_leaves
 from jaxmarshal._jax import private
 
 P = PartitionSpec
@@ -79,7 +79,7 @@ def test_few_arrays_among_host_data():
 
 def test_how_many_arrays_make_up_for_host_data():
     """Outside of tests more arrays are needed: 80, and 32 for each further host argument."""
-    assert executables.weigh_host_leaves(48, 32) == (0, 13)
+    assert host_leaves.weigh_host_leaves(48, 32) == (0, 13)
     for arrays, host in ((79, 1), (80, 1), (111, 2), (112, 2)):
         args = [jnp.float32(1)] * arrays + [np.float32(2)] * host
         compiled = jax.jit(lambda xs: [xs[0] + xs[-1]], keep_unused=True).lower(args).compile()

@@ -10,44 +10,33 @@ from cpython.object cimport PyObject
 
 from jaxmarshal._core.context.bypassed cimport is_untouched, placement_rules
 from jaxmarshal._core.context.configuration cimport Context, results_are_checked, running_context
-from jaxmarshal._core.placement.records cimport REFUSED
 from jaxmarshal._core.plans.backoff cimport is_left
 from jaxmarshal._core.plans.call cimport (
-    Call, StaticRule, describe_arguments, describe_call, flatten_call, match_call, signature_of,
-    try_plans
+    Call, describe_arguments, describe_call, signature_of, try_plans
 )
-from jaxmarshal._core.plans.guard cimport begin_guard, end_guard, failed_words
-from jaxmarshal._core.plans.intake cimport jm_intake
+from jaxmarshal._core.plans.host_leaves cimport flatten_for_plan
 from jaxmarshal._core.plans.make cimport make_plan, record_host_arguments
 from jaxmarshal._core.plans.plan cimport (
-    Plan, Plans, check_transfers, give_plans, is_scalar, keep_plan, name_counts, plans_of,
-    reason_of_miss, set_results
+    Plan, Plans, compiling, give_plans, keep_plan, name_counts, plans_of, reason_of_miss,
+    set_results
 )
+from jaxmarshal._core.plans.probe cimport gather_call, probe_plans, refused_argument
 from jaxmarshal._core.values.arguments cimport jm_table, jm_table_free, jm_table_init, push_argument
 from jaxmarshal._core.values.array_words cimport words_are_vouched_for
-from jaxmarshal._core.values.capi cimport jm_tuple_items
-from jaxmarshal._core.values.kinds cimport (
-    JM_OTHER, classify, jm_kind_is_argument, jm_kind_is_host, kind_of_unknown
-)
+from jaxmarshal._core.values.kinds cimport JM_OTHER, classify, jm_kind_is_argument, kind_of_unknown
 from jaxmarshal._core.values.live_objects cimport JM_DEBUG, counters
 from jaxmarshal._core.values.methods cimport (
     PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
 )
 from jaxmarshal._core.values.trees cimport Structure, free_structure, init_structure
 from jaxmarshal._reports.counting cimport (
-    CONTEXT, EXECUTABLE, HIT, HOOK, HOST_LEAVES, NOT_RECORDED, OBJECT_LAYOUT, REPLACED, TREE,
-    NOBODY, UNSUPPORTED, Entry, count_hit, count_hit_of, count_miss, count_miss_of, entries,
-    entry_number, perform, reason_is_about_a_kind, reason_of_kind
+    CONTEXT, EXECUTABLE, HIT, HOOK, NOT_RECORDED, OBJECT_LAYOUT, REPLACED, TREE, NOBODY,
+    UNSUPPORTED, Entry, count_hit, count_hit_of, count_miss, count_miss_of, entries, entry_number,
+    perform, reason_of_kind
 )
 
 from jaxmarshal._jax import private
 from jaxmarshal._reports import definitions
-
-# A call that places host data costs as much more than jaxlib's own as so many arrays save, and so
-# many more for each host argument. Measured between other computations, which leave neither way in
-# the caches of the processor; alone in a loop, 10 arrays make up for one argument.
-cdef Py_ssize_t _arrays_for_host_leaves = 48
-cdef Py_ssize_t _arrays_per_host_leaf = 32
 
 cdef object _compiled_call = private.compiled_call
 cdef object _mesh_executable_call = private.mesh_executable_call
@@ -229,33 +218,6 @@ def results_handler_call(self, out_bufs):
 
 # --- Trees: Compiled.__call__ --------------------------------------------------------------------
 
-cdef bint is_better_in_cpp(jm_table* table, bint keeps_scalars) noexcept:
-    cdef Py_ssize_t i, host = 0
-    for i in range(table.count):
-        if not (keeps_scalars and is_scalar(table.slots[i].kind)):
-            host += jm_kind_is_host(table.slots[i].kind)
-    if not host:
-        return False
-    return _arrays_for_host_leaves + host * _arrays_per_host_leaf > table.count - host
-
-
-def weigh_host_leaves(first: int, each: int) -> tuple[int, int]:
-    """Place host data beside so many arrays, and so many for each; returns what held. For tests."""
-    global _arrays_for_host_leaves, _arrays_per_host_leaf
-    before = _arrays_for_host_leaves, _arrays_per_host_leaf
-    _arrays_for_host_leaves, _arrays_per_host_leaf = first, each
-    return before
-
-
-cdef int flatten_for_plan(
-    Call* call, StaticRule rule, Structure* structure, jm_table* table, bint keeps_scalars
-) except -1:
-    cdef int reason = flatten_call(call, rule, structure, table)
-    if reason == HIT and is_better_in_cpp(table, keeps_scalars):
-        return HOST_LEAVES
-    return reason
-
-
 cdef object _cpp_call_of(object compiled):
     """What the reference's `__call__` calls: a function of jaxlib, made now if there is none."""
     if compiled._call is None:
@@ -315,17 +277,6 @@ cdef Plan _make_tree_plan(
         return None
     finally:
         free_structure(&structure)
-
-
-cdef tuple gather_call(Call* call, tuple args, dict kwargs):
-    cdef tuple values = args, names = None
-    if kwargs:
-        values = args + tuple(kwargs.values())
-        names = tuple(kwargs)
-    describe_arguments(
-        call, jm_tuple_items(values), len(args), NULL if names is None else <PyObject*>names
-    )
-    return values if names is None else (values, names)
 
 
 cdef Entry* _counts(object compiled, Plans plans) except NULL:
@@ -391,16 +342,6 @@ compiled_call = make_method(<vectorcallfunc>_compiled, _compiled_call)
 
 # --- Asking without running ----------------------------------------------------------------------
 
-cdef Py_ssize_t refused_argument(jm_table* table, int reason) except -2:
-    cdef Py_ssize_t i
-    for i in range(table.count):
-        if table.slots[i].action == REFUSED or not jm_kind_is_argument(table.slots[i].kind):
-            return i
-    if reason_is_about_a_kind(reason):
-        return table.count    # flattening went no further
-    return -1
-
-
 cdef int _refusal(
     object owner, Call* call, Context context, jm_table* table, Py_ssize_t* index
 ) except -1:
@@ -413,38 +354,6 @@ cdef int _refusal(
         return HIT
     index[0] = refused_argument(table, reason)
     return reason
-
-
-cdef tuple probe_plans(Plans plans, Context context, Call* call):
-    cdef jm_table table
-    cdef jm_intake intake
-    cdef Plan plan
-    cdef bint matched = False
-    cdef Py_ssize_t passed, best = -1
-    cdef tuple answer = (<int>NOT_RECORDED, -1, None, None)
-    jm_table_init(&table, &counters)
-    try:
-        for item in [] if plans is None else plans.plans:
-            plan = <Plan>item
-            if plan.context is not context:
-                continue
-            begin_guard(plan, &intake, &table, False)
-            try:
-                matched = match_call(plan, call, &intake)
-                if matched and intake.guard == intake.end:
-                    return (check_transfers(&intake), -1, None, None)
-                passed = intake.guard - plan.guards
-                if intake.reason == HIT:
-                    if best < 0:
-                        answer = (<int>TREE, -1, None, None)
-                elif passed > best:    # the plan that fits best is the one meant
-                    best = passed
-                    answer = (intake.reason, *failed_words(&intake))
-            finally:
-                end_guard(&intake)
-    finally:
-        jm_table_free(&table)
-    return answer
 
 
 def probe_compiled(compiled, tuple args, dict kwargs):

@@ -1,11 +1,11 @@
 """What a jitted function would do with a call, found without running it."""
 
 from jaxmarshal._core.context.configuration cimport Context
-from jaxmarshal._core.entries.executables cimport gather_call, probe_plans, refused_argument
 from jaxmarshal._core.entries.jit_recorder cimport draft_jit_plan
 from jaxmarshal._core.plans.call cimport Call, StaticRule
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
 from jaxmarshal._core.plans.jit_plans cimport JitPlans, plans_of_jitted, static_rule_of
+from jaxmarshal._core.plans.probe cimport gather_call, probe_plans, refused_argument
 from jaxmarshal._core.values.arguments cimport jm_table, jm_table_free, jm_table_init
 from jaxmarshal._core.values.array_words cimport words_are_vouched_for
 from jaxmarshal._core.values.live_objects cimport counters

@@ -15,12 +15,12 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 
 from jaxmarshal._core.context.bypassed cimport bind_rules, is_untouched
 from jaxmarshal._core.context.configuration cimport Context, transfers_unguarded
-from jaxmarshal._core.entries cimport executables
 from jaxmarshal._core.entries.all_jitted cimport all_functions
-from jaxmarshal._core.entries.executables cimport flatten_for_plan, is_better_in_cpp
 from jaxmarshal._core.placement.records cimport is_ordinary_data
 from jaxmarshal._core.plans.backoff cimport failed_again
 from jaxmarshal._core.plans.call cimport Call, describe_call
+from jaxmarshal._core.plans cimport plan as owned
+from jaxmarshal._core.plans.host_leaves cimport flatten_for_plan, is_better_in_cpp
 from jaxmarshal._core.plans.intake cimport jm_guard
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
 from jaxmarshal._core.plans.jit_plans cimport FREE_FAILURES, JitPlans, expect_more, jit_info_of
@@ -387,7 +387,7 @@ cdef PyObject* call_and_record(
     directly = _may_ask_directly(
         <object>function, plans, recording.signature, call, &table
     )
-    executables.compiling += 1
+    owned.compiling += 1
     enter()
     # Without a check for errors: the tracebacks of what goes wrong inside are the reference's.
     result = NULL
@@ -397,7 +397,7 @@ cdef PyObject* call_and_record(
         result = (<watch_function>_watch)(
             function, reference, call.args, call.n, call.names, recording
         )
-    executables.compiling -= 1
+    owned.compiling -= 1
     try:
         if result != NULL:
             _keep(plans, plan, &table, recording)

@@ -135,3 +135,7 @@ cdef PyObject* build_results(Plan plan, PyObject* results) except NULL
 
 # Have `build_results` make trees of this structure. 0 where the plan has not as many results.
 cdef bint set_results(Plan plan, object treedef) except -1
+
+# How many jitted functions are being compiled for the first time and will run what they compiled by
+# way of these entry points, once: nothing is recorded of that.
+cdef int compiling
