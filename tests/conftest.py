@@ -72,8 +72,8 @@ SAMPLED = {
     "test_run": 3, "test_shown_attributes": 4, "test_signatures": 2, "test_staging": 2,
     "test_user_code": 3,
 }  # fmt: skip
-#: With JAX 0.10 everything runs, and with the newest one the whole short suite. Of the tests of
-#: other modules the versions between them, and older ones, run every second: 0.8 and 0.9 share them.
+#: With JAX 0.10 everything runs, and with the newest one the whole short suite. Other versions run
+#: every second test of other modules: 0.8 and 0.9 share them.
 MINOR = int(version("jax").split(".")[1])
 SHARED = 1 if MINOR in (10, 12) else 2
 
