@@ -175,8 +175,7 @@ DROPPED = """
     import gc, weakref
     import jax, numpy as np, jaxmarshal
     from jax.extend import backend
-    from jaxmarshal._core.entries import executables
-from jaxmarshal._core.values import array_words
+    from jaxmarshal._core.values import array_words
 
     for turn in range(3):
         function = jaxmarshal.jit(lambda x: x + 1)
