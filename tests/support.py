@@ -47,9 +47,8 @@ def aligned(shape: Any, dtype: Any = np.float32, offset: int = 0) -> np.ndarray:
 
 
 def shares_memory() -> bool:
-    """Does the default backend, with plain JAX, take an aligned numpy array as it lies?"""
-    data = aligned(16)
-    return jax.device_put(data).unsafe_buffer_pointer() == data.ctypes.data
+    """Are the data of the default backend in the host's memory? A CPU's are, plugin or not."""
+    return jax.devices()[0].platform == "cpu"
 
 
 def imported(data: np.ndarray) -> jax.Array:

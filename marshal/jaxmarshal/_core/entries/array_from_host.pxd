@@ -7,7 +7,7 @@ ctypedef PyObject* (*make_type)(
     int, int, PyObject*, PyObject*, int, PyObject**, size_t
 ) noexcept
 
-# What `stage` is called by on a tape: `bind` of the primitive, set by `bind`.
+# What `stage` is called by on a tape: `bind` of the primitive, set by `bind.pyx`.
 cdef object stage_function
 
 # `reference(*args)`, whose one host argument `x` of this kind becomes an array, through what is

@@ -19,7 +19,7 @@ from jaxmarshal._core.entries.all_jitted cimport all_functions
 from jaxmarshal._core.placement.records cimport is_ordinary_data
 from jaxmarshal._core.plans.backoff cimport failed_again
 from jaxmarshal._core.plans.call cimport Call, describe_call
-from jaxmarshal._core.plans cimport plan as owned
+from jaxmarshal._core.plans cimport plan as plan_module
 from jaxmarshal._core.plans.host_leaves cimport flatten_for_plan, is_better_in_cpp
 from jaxmarshal._core.plans.intake cimport jm_guard
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
@@ -72,7 +72,7 @@ cdef class Recording:
     cdef Recording outer     # of the call on this thread during which it is made, or None
     cdef bint asked          # jaxlib called the reference's Python function
     cdef object data         # what jaxlib keeps of it then, or None
-    cdef object signature    # of the call, see `signature`
+    cdef object signature    # of the call, see `_signature`
     cdef Context context     # of the call, when it came in
 
 
@@ -387,7 +387,7 @@ cdef PyObject* call_and_record(
     directly = _may_ask_directly(
         <object>function, plans, recording.signature, call, &table
     )
-    owned.compiling += 1
+    plan_module.compiling += 1
     enter()
     # Without a check for errors: the tracebacks of what goes wrong inside are the reference's.
     result = NULL
@@ -397,7 +397,7 @@ cdef PyObject* call_and_record(
         result = (<watch_function>_watch)(
             function, reference, call.args, call.n, call.names, recording
         )
-    owned.compiling -= 1
+    plan_module.compiling -= 1
     try:
         if result != NULL:
             _keep(plans, plan, &table, recording)
