@@ -51,7 +51,7 @@ PLUGIN_TESTS := $(addprefix tests/,$(addsuffix .py,$(addprefix test_,\
 	jit_placement jit_protocol jit_static layout meshes operators packing packing_chunks \
 	packing_host packing_placement plan_traps shard_args staging stepping_aside)))
 
-NEVER_SLOWER = $(VENV)/bin/python -m jaxmarshal bench --never-slower --quick --seconds 0.2 $(ARGS)
+NEVER_SLOWER = $(VENV)/bin/python -m jaxmarshal bench --never-slower --quick --seconds 0.3 $(ARGS)
 
 # Modules with a stub, as stubtest wants them named.
 STUBBED := $(patsubst %.__init__,%,$(subst /,.,$(patsubst marshal/%.pyi,%,\
