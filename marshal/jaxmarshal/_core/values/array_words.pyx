@@ -409,18 +409,20 @@ cdef const jm_array_layout* words_of(object sharding) except? NULL:
 cdef bint is_gone(object array) except -1:
     cdef int i
     cdef const void* held
-    cdef void* buffer = array_buffer(array)
+    cdef void* buffer
+    if layout.buffer < 0:
+        return array.is_deleted()
+    buffer = array_buffer(array)
     if buffer == NULL:
         return True
-    if layout.buffer >= 0:
-        for i in range(_record_count):    # whichever client it was found with
-            # Of plugins all have one class, whatever their handles are like.
-            if _records[i].held < 0 or _records[i].wrapped >= 0:
-                continue
-            if <size_t>jm_word(buffer, 0) == _records[i].vtable:
-                held = jm_buffer_held(&_records[i], buffer)
-                if held != NULL:
-                    return jm_word(held, _records[i].data) == NULL
+    for i in range(_record_count):    # whichever client it was found with
+        # Of plugins all have one class, whatever their handles are like.
+        if _records[i].held < 0 or _records[i].wrapped >= 0:
+            continue
+        if <size_t>jm_word(buffer, 0) == _records[i].vtable:
+            held = jm_buffer_held(&_records[i], buffer)
+            if held != NULL:
+                return jm_word(held, _records[i].data) == NULL
     return array.is_deleted()
 
 
