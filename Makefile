@@ -43,13 +43,13 @@ SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) \
 PLUGIN := build/plugin/plugin.json
 ON_PLUGIN := PJRT_NAMES_AND_LIBRARY_PATHS=xcpu:$(abspath $(PLUGIN))
 # With it: what reads arrays, places them, records calls and runs with them, and random programs.
-PLUGIN_TESTS := $(addprefix tests/,$(addsuffix .py,$(addprefix test_,\
+PLUGIN_TESTS := $(wildcard $(addprefix tests/*/,$(addsuffix .py,$(addprefix test_,\
 	backends control_flow device_put_arguments device_put_data device_put_differential \
 	device_put_options eager_differential eager_lifetime eager_objects eager_replaced eager_traps \
 	every_function execute_differential execute_traps functions fusion host_data host_sources \
 	index jit_arguments jit_calls jit_differential jit_guard jit_in_place jit_lifetime \
 	jit_placement jit_protocol jit_static layout meshes operators packing packing_chunks \
-	packing_host packing_placement plan_traps shard_args staging stepping_aside)))
+	packing_host packing_placement plan_traps shard_args staging stepping_aside))))
 
 NEVER_SLOWER = $(VENV)/bin/python -m jaxmarshal bench --never-slower --quick --seconds 0.3 $(ARGS)
 
@@ -83,8 +83,8 @@ matrix: $(VENV_CI)/.installed ## run the tests on every supported Python and JAX
 plugin: $(VENV)/.installed $(PLUGIN) ## run tests behind the PJRT C API, alone and beside the CPU
 	JAX_PLATFORMS=xcpu $(ON_PLUGIN) JAXMARSHAL_SAMPLE=1 $(VENV)/bin/python -m pytest $(PYTEST_PARALLEL) \
 	  -m "not rest" $(PLUGIN_TESTS) $(ARGS)
-	JAX_PLATFORMS=xcpu,cpu $(ON_PLUGIN) $(VENV)/bin/python -m pytest tests/test_backends.py \
-	  tests/test_layout.py $(ARGS)
+	JAX_PLATFORMS=xcpu,cpu $(ON_PLUGIN) $(VENV)/bin/python -m pytest tests/values/test_backends.py \
+	  tests/values/test_layout.py $(ARGS)
 	JAX_PLATFORMS=xcpu $(ON_PLUGIN) $(VENV)/bin/python -m jaxmarshal doctor --check
 	JAX_PLATFORMS=xcpu,cpu $(ON_PLUGIN) $(VENV)/bin/python -m jaxmarshal doctor --check
 
@@ -132,8 +132,8 @@ docs: $(VENV)/.installed ## build the documentation into build/site; a warning i
 	@echo 'The site: build/site/index.html'
 
 pages: $(VENV)/.installed ## open the documentation and what commands write in a browser (Chromium)
-	$(VENV)/bin/python -m pytest tests/test_site.py $(ARGS)
-	$(VENV)/bin/python -m pytest tests/test_compare.py tests/test_bench.py -k page $(ARGS)
+	$(VENV)/bin/python -m pytest tests/whole/test_site.py $(ARGS)
+	$(VENV)/bin/python -m pytest tests/commands/test_compare.py tests/commands/test_bench.py -k page $(ARGS)
 
 dist: $(VENV_CI)/.installed ## build source archive and wheel into dist/, check them, try them
 	$(VENV_CI)/bin/nox -s dist
@@ -172,7 +172,7 @@ $(VENV_PROGRAMS)/.installed: $(COMPILED) | $(VENV_PROGRAMS)/bin/python
 	$(VENV_PROGRAMS)/bin/python -m pip install --quiet --editable '.[programs]'
 	touch $@
 
-$(PLUGIN): tests/plugin.py | $(VENV)/.installed
+$(PLUGIN): tests/harness/plugin.py | $(VENV)/.installed
 	$(VENV)/bin/python $< $(@D)
 
 $(COVERAGE): soak/coverage.c

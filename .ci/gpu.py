@@ -32,7 +32,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ["pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "cloudpickle", "rich"]
 #: What is about several backends in one process, the accelerator's and the CPU's.
-BESIDE_THE_CPU = ["test_backends.py", "test_stepping_aside.py", "test_platforms.py"]
+BESIDE_THE_CPU = [
+    "values/test_backends.py", "gateway/test_stepping_aside.py", "whole/test_platforms.py"
+]
 #: Seconds that an interrupted step has for its last words.
 GRACE = 15
 

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {
     **os.environ, "JAXMARSHAL_TEST_ANY_JAX": "1", "JAX_PLATFORMS": "cpu",
-    "PYTHONPATH": os.pathsep.join((str(ROOT / "marshal"), str(ROOT / "tests"))),
+    "PYTHONPATH": os.pathsep.join((str(ROOT / "marshal"), str(ROOT / "tests" / "harness"))),
 }  # fmt: skip
 #: Test groups that take a minute together and meet every entry point.
 TESTS = (
@@ -86,7 +86,8 @@ def describe(facts: dict) -> list[str]:
 
 def test_group(name: str) -> tuple[bool, str]:
     """Has it passed, and its last line; with the names of the tests that fail."""
-    code, text = run("-m", "pytest", f"tests/{name}.py", "-q", "--tb=no", "-p", "no:cacheprovider")
+    (path,) = ROOT.glob(f"tests/*/{name}.py")
+    code, text = run("-m", "pytest", str(path), "-q", "--tb=no", "-p", "no:cacheprovider")
     failed = re.findall(r"^(?:FAILED|ERROR) \S+::(\S+)", text, re.MULTILINE)
     last = (text.strip().splitlines() or ["no output"])[-1]
     return code == 0, "; ".join([last, *failed[:10]])

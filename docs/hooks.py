@@ -145,14 +145,14 @@ def _page_of(target: str, anchor: str) -> str | None:
 def _tests() -> dict[str, list[tuple[str, int, str, str]]]:
     """Number of a trap -> file, line, name and summary of its tests."""
     found: dict[str, list[tuple[str, int, str, str]]] = {}
-    for path in sorted((ROOT / "tests").glob("test_*.py")):
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 number, colon, rest = (ast.get_docstring(node) or "").partition(":")
                 if colon and number.startswith("Trap ") and number[5:].isdigit():
                     summary = " ".join(rest.split("\n\n")[0].split())
                     found.setdefault(number[5:], []).append(
-                        (f"tests/{path.name}", node.lineno, node.name, summary)
+                        (path.relative_to(ROOT).as_posix(), node.lineno, node.name, summary)
                     )
     return found
 

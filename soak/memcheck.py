@@ -2,9 +2,9 @@
 
     make memcheck
 
-Takes each path of `tests/test_balance.py` a few times under memcheck, and reports invalid reads and
-writes, and decisions by memory never written, where one of our modules is among the innermost
-functions. Python, NumPy and jaxlib have some of their own, which are not reported.
+Takes each path of `tests/whole/test_balance.py` a few times under memcheck, and reports invalid
+reads and writes, and decisions by memory never written, where one of our modules is among the
+innermost functions. Python, NumPy and jaxlib have some of their own, which are not reported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXPECTED = ("array_words.", "all_jitted."), {"UninitCondition", "UninitValue"}
 def take_paths() -> None:
     """What runs under valgrind."""
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
-    sys.path.insert(0, str(TESTS))
+    sys.path[:0] = [str(TESTS / "whole"), str(TESTS / "harness")]
     import test_balance
 
     import jaxmarshal

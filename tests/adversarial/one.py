@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("--entry", action="append")
     parser.add_argument("--core", action="store_true", help="the most telling calls alone")
     options = parser.parse_args()
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "harness")]
     from changes import all_changes
     from entries import ENTRIES
     from harness import compare, report

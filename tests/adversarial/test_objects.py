@@ -24,8 +24,9 @@ def outcomes(side: str) -> tuple[dict[str, object], int]:
     found: dict[str, object] = {}
     here = Path(__file__).parent
     package = Path(jaxmarshal.__file__).parents[1]
+    paths = (package, here.parent / "harness", here)
     environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join(map(str, (package, here.parent, here))),
+        **os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         "PYTHONFAULTHANDLER": "0",
     }  # fmt: skip

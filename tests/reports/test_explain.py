@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from child import run_code
 from jax._src import core, util
-from support import column_major, counts, literal
-from test_api import REPOSITORY
+from support import REPOSITORY, column_major, counts, literal
 
 import jaxmarshal
 from jaxmarshal.reasons import REASONS, page

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 from child import PACKAGE_ROOT, run_code
+from support import REPOSITORY
 
 import jaxmarshal
 from jaxmarshal import fronts, reasons
@@ -25,7 +26,6 @@ from jaxmarshal._reports import counting
 from jaxmarshal.fronts import filtered
 
 PACKAGE = Path(jaxmarshal.__file__).parent
-REPOSITORY = Path(__file__).resolve().parents[1]
 HEADERS = sorted(path.name for path in Path(jaxmarshal.get_include(), "jaxmarshal").glob("*.h"))
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 

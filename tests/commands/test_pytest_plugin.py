@@ -6,10 +6,10 @@ import importlib.util
 import re
 import textwrap
 import tomllib
-from pathlib import Path
 
 import pytest
 from child import run
+from support import REPOSITORY
 
 pytestmark = pytest.mark.commands
 
@@ -116,7 +116,7 @@ def test_switched_off(suite):
 
 def test_the_entry_point_is_declared():
     """pytest finds the plugin by the name in pyproject.toml; importing it imports no JAX."""
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"jaxmarshal": "jaxmarshal_pytest"}
     code = "import sys, jaxmarshal_pytest; print({'jax', 'jaxmarshal'} & set(sys.modules))"
     done = run("-c", code)

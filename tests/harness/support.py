@@ -22,6 +22,9 @@ import jaxmarshal
 from jaxmarshal._core.values import live_objects
 from jaxmarshal._jax import private
 
+#: The folder of the project.
+REPOSITORY = Path(__file__).resolve().parents[2]
+
 #: The installed version.
 JAX = private.version_tuple(jax.__version__)
 

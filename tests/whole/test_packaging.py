@@ -6,13 +6,12 @@ import ast
 import importlib.metadata
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
+from support import REPOSITORY
 
 pytestmark = pytest.mark.commands
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 
@@ -122,7 +121,7 @@ def test_every_trap_is_documented_and_tested():
     assert numbers == sorted(set(numbers))
     listed = re.findall(r"^<!-- tests of trap (\d+) -->$", catalogue, re.MULTILINE)
     assert [int(number) for number in listed] == numbers
-    sources = "\n".join(path.read_text() for path in REPOSITORY.glob("tests/test_*.py"))
+    sources = "\n".join(path.read_text() for path in REPOSITORY.glob("tests/**/test_*.py"))
     tested = {int(number) for number in re.findall(r'^    """Trap (\d+):', sources, re.MULTILINE)}
     assert tested >= set(numbers)
 

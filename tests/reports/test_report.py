@@ -17,6 +17,7 @@ import pytest
 from child import run_code
 from conftest import LAYOUT_OFF
 from jax._src import core
+from support import REPOSITORY
 
 import jaxmarshal
 from jaxmarshal import fronts
@@ -168,7 +169,7 @@ def test_calls_of_other_threads_are_no_steps():
 
 
 def line_of(function):
-    return f"tests/test_report.py:{function.__code__.co_firstlineno}"
+    return f"tests/reports/test_report.py:{function.__code__.co_firstlineno}"
 
 
 def double(x):
@@ -182,7 +183,7 @@ def halve(x):
 @pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without object layout")
 def test_each_function_has_a_row(monkeypatch):
     """Jitted or compiled: its name and the line of its definition, also after it has died."""
-    monkeypatch.chdir(Path(__file__).parents[1])
+    monkeypatch.chdir(REPOSITORY)
     x = jnp.arange(8.0)
 
     def calls_of_two():

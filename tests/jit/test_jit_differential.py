@@ -16,12 +16,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from call_recipes import (
+    CONTEXTS as SHARED_CONTEXTS,
+    changes as changed_arrays,
+    host_leaves,
+    leaves_on,
+    trees as trees_of,
+    wide,
+)
 from jax.sharding import NamedSharding
 from observe import total_hits
 from proof import Proof
-from recipes import Layer, Node, P, Pair, Recipe, make_mesh, realise
+from recipes import Layer, P, Recipe, make_mesh, realise
 from support import THOROUGH
-from test_execute_differential import CONTEXTS as SHARED_CONTEXTS, host, on_device
 from twins import Twins
 
 pytestmark = pytest.mark.filterwarnings(
@@ -42,47 +49,22 @@ def small(dtype):
     return jax.device_put(np.ones((), dtype))
 
 
-dtypes = st.sampled_from([np.float32, np.int32])
-arrays = st.builds(
-    lambda d, w: Recipe(on_device, d, w), dtypes, st.sampled_from(["uncommitted", "uncommitted", 0])
-)
+arrays = leaves_on("uncommitted", "uncommitted", 0)
 leaves = st.one_of(
-    arrays, arrays, arrays,
-    st.builds(lambda d, o: Recipe(host, d, o), dtypes, st.sampled_from([0, 8])),
+    arrays, arrays, arrays, host_leaves(),
     st.sampled_from([1.5, 2, True, np.float32(3), np.int32(4), 2**31, -0.0]),
     st.builds(lambda s, i: Recipe(key, s, i), st.integers(0, 2), st.sampled_from(["threefry2x32",
                                                                                  "rbg"])),
 )  # fmt: skip
 #: What a leaf may become between two calls; some of these JAX refuses or moves.
 changes = st.one_of(
-    st.builds(
-        lambda d, w: Recipe(on_device, d, w), dtypes,
-        st.sampled_from(
-            ["uncommitted", 0, 3, "column-major", "deleted", "donated", "sharded", "replicated"]
-        ),
-    ),
-    leaves,
-    st.sampled_from(["text", None, 1e300, np.float64(2)]),
-)  # fmt: skip
-wide = st.builds(
-    lambda d, w: Recipe(on_device, d, w), dtypes, st.sampled_from(["sharded", "replicated"])
+    changed_arrays, leaves, st.sampled_from(["text", None, 1e300, np.float64(2)])
 )
 
 
 def trees(children):
-    keys = st.sampled_from(["b", "a", "w"])
-    return st.recursive(
-        children,
-        lambda inner: st.one_of(
-            st.lists(inner, max_size=3),
-            st.lists(inner, max_size=2).map(tuple),
-            st.lists(st.tuples(keys, inner), max_size=3).map(dict),
-            st.tuples(inner, inner).map(lambda ab: Pair(*ab)),
-            st.lists(inner, max_size=2).map(lambda c: Node(*c)),
-            st.builds(Layer, inner, inner, st.sampled_from(["a", "b"])),
-            st.just(None),
-        ),
-        max_leaves=5,
+    return trees_of(
+        children, lambda inner: st.builds(Layer, inner, inner, st.sampled_from(["a", "b"]))
     )
 
 

@@ -8,13 +8,13 @@ import math
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import pytest
 from browser import ASK_WIDTH, WIDTH, in_scheme, opened
 from child import run
 from conftest import LAYOUT_OFF
+from support import REPOSITORY
 
 from jaxmarshal import commands, fronts
 from jaxmarshal.benchmarks import measure, never_slower, page, results, suite
@@ -23,7 +23,7 @@ from jaxmarshal.fronts import filtered
 
 pytestmark = [pytest.mark.slow, pytest.mark.commands]
 
-BENCH = Path(__file__).resolve().parents[1] / "bench"
+BENCH = REPOSITORY / "bench"
 CASES = [(group, case) for group, case in suite.select() if case.leaves <= 201]
 
 

@@ -6,15 +6,15 @@ import ast
 import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from child import run
 from conftest import LAYOUT_OFF
+from support import REPOSITORY
 
-PROGRAMS = Path(__file__).resolve().parents[1] / "bench" / "programs"
+PROGRAMS = REPOSITORY / "bench" / "programs"
 LOOPS = sorted(path.stem for path in (PROGRAMS / "loops").glob("*.py"))
 
 #: Loops that need no library but optax: the calls a step that are fast, and those that are not.

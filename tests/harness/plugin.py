@@ -1,4 +1,4 @@
-"""Fetches XLA's CPU client as a PJRT plugin, for tests: python tests/plugin.py FOLDER
+"""Fetches XLA's CPU client as a PJRT plugin, for tests: python tests/harness/plugin.py FOLDER
 
 CUDA and TPU backends are such plugins: JAX reaches them through the PJRT C API, by another client
 class than that of its own CPU backend. This one is that CPU backend built as a plugin, so that the

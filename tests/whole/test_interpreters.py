@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from child import run_code
+from support import REPOSITORY
 
 import jaxmarshal
 
 pytestmark = pytest.mark.commands
 
-ROOT = Path(__file__).resolve().parents[1]
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 #: Runs code in an interpreter of its own, with or without the GIL of the main one where the two
@@ -89,7 +89,7 @@ def test_a_build_for_a_free_threaded_python_is_refused():
             sys.modules[name] = MagicMock()
         sysconfig.get_config_vars()["Py_GIL_DISABLED"] = 1
         try:
-            runpy.run_path({str(ROOT / "setup.py")!r}, run_name="__main__")
+            runpy.run_path({str(REPOSITORY / "setup.py")!r}, run_name="__main__")
         except SystemExit as leaving:
             print(leaving.code)
         """

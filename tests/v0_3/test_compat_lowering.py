@@ -430,7 +430,7 @@ def test_the_persistent_cache(tmp_path):
     """A second process loads what the first has compiled."""
     code = f"""
         import sys
-        sys.path.append({str(Path(__file__).parent)!r})
+        sys.path.append({str(Path(__file__).parents[1] / "harness")!r})
         import jax, numpy as np
         jax.config.update("jax_compilation_cache_dir", {str(tmp_path)!r})
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

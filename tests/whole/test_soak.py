@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[1]
-SOAK = ROOT / "soak"
+SOAK = REPOSITORY / "soak"
 sys.path.insert(0, str(SOAK))
 
 import guards  # noqa: E402
@@ -21,13 +20,13 @@ GUARDS = guards.guards()
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.what)
 def test_guards_are_where_they_are_said_to_be(guard):
     """`make guards` finds the text of each guard once, takes something out, and knows its tests."""
-    text = (ROOT / guard.path).read_text(encoding="utf-8")
+    text = (REPOSITORY / guard.path).read_text(encoding="utf-8")
     assert guard.without(text) != text
     assert guard.tests
     assert set(guard.also) <= {other.what for other in GUARDS}
     for test in guard.tests:
         file, _, name = test.partition("::")
-        assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert f"\ndef {name}(" in (REPOSITORY / "tests" / file).read_text(encoding="utf-8")
 
 
 def test_document_says_what_the_soak_said():
@@ -38,7 +37,7 @@ def test_document_says_what_the_soak_said():
         capture_output=True, text=True,
     )
     assert done.returncode == 0, done.stderr
-    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "reliability.md").read_text(encoding="utf-8")
     assert done.stdout in text
     found = json.loads(figures.read_text(encoding="utf-8"))
     assert f"Python {found['python']} with JAX {found['jax']}" in text

@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from pathlib import Path
 
 import jax
 import pytest
+from support import REPOSITORY
 
 from jaxmarshal import dispatch
 from jaxmarshal.compat import dispatch_v0_3
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = REPOSITORY / "docs"
 
 
 def rows_of(page: str) -> list[list[str]]:

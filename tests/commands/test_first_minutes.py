@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 from child import run
+from support import REPOSITORY
 
 from jaxmarshal.reasons import PUBLIC, REASONS, reason_for
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 README = REPOSITORY / "README.md"
 SCRIPT = REPOSITORY / "examples" / "training.py"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 from child import run
+from support import REPOSITORY
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = REPOSITORY / "examples"
 HELPER = "side_by_side"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != HELPER)
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from support import JAX
+from support import JAX, REPOSITORY
 
 from jaxmarshal._jax import private
 from jaxmarshal.reasons import REASONS
 
 #: The sources of this checkout: a wheel has no Cython in it.
-PACKAGE = Path(__file__).resolve().parents[1] / "marshal" / "jaxmarshal"
+PACKAGE = REPOSITORY / "marshal" / "jaxmarshal"
 SOURCES = sorted(path for end in ("*.py", "*.pyx") for path in PACKAGE.rglob(end))
 #: Whose attributes are no beliefs: instances in their own methods, modules of Python and our own.
 OWN = {"self", "cls", "sys", "os", "jaxmarshal"}

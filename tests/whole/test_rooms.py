@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from support import REPOSITORY
 
-PACKAGE = Path(__file__).resolve().parents[1] / "marshal" / "jaxmarshal"
+PACKAGE = REPOSITORY / "marshal" / "jaxmarshal"
 #: From the bottom up.
 ROOMS = ("values", "context", "placement", "plans", "replay", "entries")
 #: What every room may ask beside these: JAX's private names, the counts, and plain tables.

@@ -6,19 +6,17 @@ with donation and pruned arguments, and with the configuration switched between 
 
 from __future__ import annotations
 
-import contextlib
-
 import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from call_recipes import CONTEXTS, changes, host_leaves, leaves_on, trees, wide
 from observe import observe
 from proof import Proof
-from recipes import Node, P, Pair, Recipe, aligned, make_mesh, realise
-from support import THOROUGH, imported
+from recipes import realise
+from support import THOROUGH
 
 from jaxmarshal._core.entries import executables
 from jaxmarshal._jax import private
@@ -29,72 +27,10 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def host(dtype, offset):
-    """A host array of shape (8, 4)."""
-    data = aligned(32 * np.dtype(dtype).itemsize, offset).view(dtype).reshape(8, 4)
-    data[...] = np.arange(32).reshape(8, 4)
-    return data
-
-
-def on_device(dtype, where):
-    """The same on one or several devices."""
-    data = np.arange(32).reshape(8, 4).astype(dtype)
-    if where == "uncommitted":
-        return jax.device_put(data)
-    if where == "column-major":
-        columns = aligned(data.nbytes, 0).view(dtype).reshape(4, 8).T
-        columns[...] = data
-        return imported(columns)
-    if where == "deleted":
-        array = jax.device_put(data)
-        array.delete()
-        return array
-    if where == "donated":
-        array = jax.device_put(data)
-        jax.jit(lambda x: x + 1, donate_argnums=0)(array)
-        return array
-    if where == "sharded":
-        return jax.device_put(data, NamedSharding(make_mesh(("x", 8)), P("x")))
-    if where == "replicated":
-        return jax.device_put(data, NamedSharding(make_mesh(("x", 8)), P()))
-    return jax.device_put(data, jax.devices()[where])
-
-
-dtypes = st.sampled_from([np.float32, np.int32])
 leaves = st.one_of(
-    st.builds(lambda d, o: Recipe(host, d, o), dtypes, st.sampled_from([0, 8])),
-    st.builds(
-        lambda d, w: Recipe(on_device, d, w), dtypes,
-        st.sampled_from(["uncommitted", "uncommitted", 0, 0]),
-    ),
+    host_leaves(), leaves_on("uncommitted", "uncommitted", 0),
     st.sampled_from([1.5, 2, True, np.float32(3), np.int32(4)]),
 )  # fmt: skip
-#: What a leaf may become between two calls; most of these JAX refuses or moves.
-changes = st.builds(
-    lambda d, w: Recipe(on_device, d, w), dtypes,
-    st.sampled_from(
-        ["uncommitted", 0, 3, "column-major", "deleted", "donated", "sharded", "replicated"]
-    ),
-)  # fmt: skip
-wide = st.builds(
-    lambda d, w: Recipe(on_device, d, w), dtypes, st.sampled_from(["sharded", "replicated"])
-)
-
-
-def trees(children):
-    keys = st.sampled_from(["b", "a", "w"])
-    return st.recursive(
-        children,
-        lambda inner: st.one_of(
-            st.lists(inner, max_size=3),
-            st.lists(inner, max_size=2).map(tuple),
-            st.lists(st.tuples(keys, inner), max_size=3).map(dict),
-            st.tuples(inner, inner).map(lambda ab: Pair(*ab)),
-            st.lists(inner, max_size=2).map(lambda c: Node(*c)),
-            st.just(None),
-        ),
-        max_leaves=5,
-    )
 
 
 def program(kind, tree):
@@ -112,17 +48,6 @@ def program(kind, tree):
 
 
 kinds = st.sampled_from(["each", "sum", "first", "many", "none"])
-CONTEXTS = {
-    "plain": contextlib.nullcontext,
-    "x64": lambda: jax.enable_x64(True),
-    "another default device": lambda: jax.default_device(jax.devices()[2]),
-    "disallow": lambda: jax.transfer_guard("disallow"),
-    "debug_nans": lambda: jax.debug_nans(True),
-    "disable_jit": lambda: jax.disable_jit(),
-    "no_execution": lambda: jax.no_execution(),
-    "matmul precision": lambda: jax.default_matmul_precision("highest"),
-    "a mesh": lambda: make_mesh(("x", 8)),
-}
 contexts = st.sampled_from(["plain", "plain", *CONTEXTS])
 
 

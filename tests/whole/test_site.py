@@ -8,13 +8,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from browser import WIDTH, opened
 from child import PACKAGE_ROOT
-
-REPOSITORY = Path(__file__).resolve().parents[1]
+from support import REPOSITORY
 
 pytestmark = [
     pytest.mark.commands,
