@@ -61,6 +61,7 @@ cdef bint has_attributes(object prim, Attributes attributes) except -1
 
 # Is `stage` what it was at import, and all that functions of `jax.numpy` go through to it?
 cdef int stage_is_untouched() except -1
+ctypedef int (*stage_is_untouched_function)() noexcept    # see `errors`
 
 # How a primitive is implemented.
 cdef enum Implementation:

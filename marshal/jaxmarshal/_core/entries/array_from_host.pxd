@@ -3,7 +3,7 @@
 from cpython.object cimport PyObject
 
 # `make_array` as its callers see it; see `errors`.
-ctypedef PyObject* (*make_type)(
+ctypedef PyObject* (*make_array_function)(
     int, int, PyObject*, PyObject*, int, PyObject**, size_t
 ) noexcept
 

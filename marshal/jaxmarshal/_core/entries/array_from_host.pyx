@@ -9,9 +9,9 @@ very argument returned, the next such call stages.
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
-from jaxmarshal._core.context.bypassed cimport stage_is_untouched
+from jaxmarshal._core.context.bypassed cimport stage_is_untouched, stage_is_untouched_function
 from jaxmarshal._core.context.configuration cimport Context, transfers_unguarded
-from jaxmarshal._core.entries.public_functions cimport Row, call_row, row_function
+from jaxmarshal._core.entries.public_functions cimport Row, call_row, call_row_function
 from jaxmarshal._core.placement.host_data cimport let_go_of
 from jaxmarshal._core.placement.records cimport (
     LeafPlan, TargetPlan, find_target, is_ordinary_data, put_host, resolve_host, stage_records_of,
@@ -39,10 +39,9 @@ cdef extern from *:
     void PyErr_Restore(PyObject* cls, PyObject* value, PyObject* traceback) noexcept
 
 # As their callers see them; see `errors`.
-ctypedef PyObject* (*stage_type)(PyObject*, int, Context, int, int, int*, PyObject**) noexcept
-ctypedef PyObject* (*watch_type)(LeafPlan, int, PyObject*, PyObject**, size_t) noexcept
-ctypedef int (*rules_type)() noexcept
-ctypedef PyObject* (*call_type)(int, Row, PyObject**, size_t, PyObject*) noexcept
+ctypedef PyObject* (*take_function)(PyObject*, int, Context, int, int, int*, PyObject**) noexcept
+ctypedef PyObject* (*watch_function)(LeafPlan, int, PyObject*, PyObject**, size_t) noexcept
+ctypedef PyObject* (*call_function)(int, Row, PyObject**, size_t, PyObject*) noexcept
 
 cdef enum:    # flags of `LeafPlan.staged_by`
     BY_ASARRAY = 1
@@ -152,7 +151,7 @@ cdef PyObject* make_array(
     cdef int reason
     cdef Context context = staging_context(&reason)
     if context is not None:
-        result = (<stage_type>_stage)(x, kind, context, entry, by, &reason, &unseen)
+        result = (<take_function>_stage)(x, kind, context, entry, by, &reason, &unseen)
         if result != NULL:
             if tapes.current is not None:
                 tapes.note_primitive(<PyObject*>_stage_primitive)
@@ -168,7 +167,7 @@ cdef PyObject* make_array(
         leaf = <LeafPlan>unseen
         Py_DECREF(leaf)
         if leaf.watched < MOST_WATCHED and tapes.current is None:
-            return (<watch_type>_watch)(leaf, by, reference, args, nargsf)
+            return (<watch_function>_watch)(leaf, by, reference, args, nargsf)
     result = perform(reference, args, nargsf, NULL)
     if context is not None and not by and result != NULL:
         _record_staged(<object>x, kind, context, <object>result)
@@ -183,25 +182,25 @@ cdef PyObject* _call(
     if names == NULL and PyVectorcall_NARGS(nargsf) == 1 and _stage_primitive is not None:
         kind = jm_kind_of_type(&types, Py_TYPE(args[0]))
         if jm_kind_is_host(kind):
-            if (<rules_type>stage_is_untouched)():
-                return (<make_type>make_array)(
+            if (<stage_is_untouched_function>stage_is_untouched)():
+                return (<make_array_function>make_array)(
                     row.entry, by, <PyObject*>row.call, args[0], kind, args, nargsf
                 )
             count_miss(row.entry, REPLACED)
             return perform(<PyObject*>row.call, args, nargsf, names)
-    return (<row_function>call_row)(row, args, nargsf, names)
+    return (<call_row_function>call_row)(row, args, nargsf, names)
 
 
 cdef PyObject* _call_asarray(
     PyObject* method, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
-    return (<call_type>_call)(BY_ASARRAY, _asarray_row, args, nargsf, names)
+    return (<call_function>_call)(BY_ASARRAY, _asarray_row, args, nargsf, names)
 
 
 cdef PyObject* _call_array(
     PyObject* method, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
-    return (<call_type>_call)(BY_ARRAY, _array_row, args, nargsf, names)
+    return (<call_function>_call)(BY_ARRAY, _array_row, args, nargsf, names)
 
 
 asarray = make_method(<vectorcallfunc>_call_asarray, _asarray)

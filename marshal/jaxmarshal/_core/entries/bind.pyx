@@ -18,11 +18,11 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 
 from jaxmarshal._core.context.bypassed cimport (
     BY_OTHERS, BY_ONE_FUNCTION, attributes_of, bind_rules, has_attributes, implementation_of,
-    is_ordinary, is_untouched, stage_is_untouched
+    is_ordinary, is_untouched, stage_is_untouched, stage_is_untouched_function
 )
 from jaxmarshal._core.context.configuration cimport Context, state_is
 from jaxmarshal._core.entries cimport array_from_host
-from jaxmarshal._core.entries.array_from_host cimport make_array, make_type
+from jaxmarshal._core.entries.array_from_host cimport make_array, make_array_function
 from jaxmarshal._core.placement.records cimport is_ordinary_data
 from jaxmarshal._core.plans.call cimport Call, describe_arguments, try_plans
 from jaxmarshal._core.plans.jit_configuration cimport operation_context
@@ -65,7 +65,6 @@ ctypedef int (*find_function)(
 ) noexcept
 ctypedef int (*kinds_function)(PyObject**, Py_ssize_t) noexcept
 ctypedef int (*obstacle_function)(PyObject**, Py_ssize_t) noexcept
-ctypedef int (*stage_function)() noexcept
 ctypedef PyObject* (*direct_function)(Operation, PyObject**, Py_ssize_t, PyObject*) noexcept
 ctypedef PyObject* (*run_function)(
     Operation, int, PyObject**, Py_ssize_t, PyObject*, Context, int*
@@ -318,8 +317,8 @@ cdef PyObject* _bind_operation(
         tapes.note_primitive(args[0])
     if n == 2 and names == NULL and args[0] == <PyObject*>_stage_primitive:
         kind = jm_kind_of_type(&types, Py_TYPE(args[1]))
-        if jm_kind_is_host(kind) and (<stage_function>stage_is_untouched)():
-            return (<make_type>make_array)(
+        if jm_kind_is_host(kind) and (<stage_is_untouched_function>stage_is_untouched)():
+            return (<make_array_function>make_array)(
                 _entry, 0, <PyObject*>_bind, args[1], kind, args, nargsf
             )
     if n and <PyObject*>Py_TYPE(args[0]) == _primitive_type:

@@ -32,8 +32,8 @@ from jaxmarshal._core.values.kinds cimport (
 from jaxmarshal._core.values.live_objects cimport JM_DEBUG, counters
 from jaxmarshal._core.values.targets cimport is_reached_by_function, is_target
 from jaxmarshal._core.values.trees cimport (
-    NEEDS_REGISTRY, REGISTRY_NODE, Structure, flatten_tree, flatten_by_registry, free_structure,
-    init_structure, rebuild_tree
+    NEEDS_REGISTRY, REGISTRY_NODE, Structure, flatten_tree, flatten_tree_function,
+    flatten_by_registry, free_structure, init_structure, rebuild_tree
 )
 from jaxmarshal._reports.counting cimport (
     CONTEXT, DELETED, DTYPE, GUARD, HIT, KEY_ARRAY, NOT_RECORDED, NO_BACKEND, OPTIONS, TARGET, TREE,
@@ -43,8 +43,7 @@ from jaxmarshal._reports.counting cimport (
 
 from jaxmarshal._jax import private
 
-# `flatten_tree` and `_resolve` as their callers see them; see `errors`.
-ctypedef int (*flatten_function)(object, PyObject*, Structure*, jm_table*) noexcept
+# As its callers see it; see `errors`.
 ctypedef int (*resolve_function)(Records, jm_table*, object, int) noexcept
 
 # What a call says of the arrays that it passes.
@@ -314,7 +313,7 @@ cdef int _prepare(
     jm_table* table
 ) except -1:
     """Flatten and resolve. An error on the way is the reference's to raise, so it is a miss."""
-    cdef int reason = (<flatten_function>flatten_tree)(
+    cdef int reason = (<flatten_tree_function>flatten_tree)(
         x, NULL if device is None else <PyObject*>device, structure, table
     )
     if reason == NEEDS_REGISTRY:

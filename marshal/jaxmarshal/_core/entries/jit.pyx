@@ -14,9 +14,11 @@ from cpython.ref cimport Py_DECREF
 
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.entries.all_jitted cimport all_functions
-from jaxmarshal._core.entries.jit_recorder cimport call_and_record
+from jaxmarshal._core.entries.jit_recorder cimport call_and_record, call_and_record_function
 from jaxmarshal._core.plans.backoff cimport is_left
-from jaxmarshal._core.plans.call cimport Call, StaticRule, describe_arguments, try_plans
+from jaxmarshal._core.plans.call cimport (
+    Call, StaticRule, describe_arguments, try_plans, try_plans_function
+)
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
 from jaxmarshal._core.plans.jit_plans cimport (
     JitPlans, accelerated, clear_plans, forget_functions, forget_plans, give_shared_plans,
@@ -44,13 +46,9 @@ cdef extern from "jaxmarshal/jitted.h":
     vectorcallfunc* jm_vectorcall_of(PyObject* function) noexcept
 
 # As their callers see them; see `errors`.
-ctypedef PyObject* (*try_function)(Plans, StaticRule, Context, Call*, int*) noexcept
 ctypedef PyObject* (*call_function)(PyObject*, PyObject**, size_t, PyObject*) noexcept
 ctypedef PyObject* (*known_function)(
     PyObject*, PyObject**, size_t, PyObject*, Context
-) noexcept
-ctypedef PyObject* (*record_function)(
-    PyObject*, vectorcallfunc, JitPlans, Context, Call*, int, int
 ) noexcept
 
 cdef enum:    # for whom a function is accelerated
@@ -119,7 +117,7 @@ cdef inline PyObject* _fitting(
     reason[0] = NOT_RECORDED
     if not plans.plans:
         return NULL
-    result = (<try_function>try_plans)(plans, plans.rule, context, call, reason)
+    result = (<try_plans_function>try_plans)(plans, plans.rule, context, call, reason)
     if result == NULL:
         return NULL
     count_hit_of(_entry, plans.counts)
@@ -170,7 +168,7 @@ cdef PyObject* _call(
         return _call_reference(self, args, nargsf, names)
     _counts(self, plans)
     _note_what_is_kept(True)
-    result = (<record_function>call_and_record)(
+    result = (<call_and_record_function>call_and_record)(
         self, _reference_call, plans, context, &call, _entry, reason
     )
     return _noted(self, args, nargsf, names, result)

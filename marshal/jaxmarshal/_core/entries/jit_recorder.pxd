@@ -21,3 +21,7 @@ cdef PyObject* call_and_record(
     PyObject* function, vectorcallfunc reference, JitPlans plans, Context context, Call* call,
     int entry, int reason
 ) except? NULL
+# See `errors`.
+ctypedef PyObject* (*call_and_record_function)(
+    PyObject*, vectorcallfunc, JitPlans, Context, Call*, int, int
+) noexcept

@@ -20,7 +20,7 @@ from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.plans cimport match
 from jaxmarshal._core.plans.backoff cimport failed_again, is_left
 from jaxmarshal._core.plans.call cimport (
-    Call, StaticRule, describe_arguments, signature_of, try_plans
+    Call, StaticRule, describe_arguments, signature_of, try_plans, try_plans_function
 )
 from jaxmarshal._core.plans.intake cimport jm_take
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
@@ -68,9 +68,6 @@ cdef extern from *:
 cdef extern from "jaxmarshal/compat.h":
     unsigned int jm_class_version(PyTypeObject* cls) noexcept
     Py_ssize_t jm_member_offset(PyObject* member) noexcept
-
-# As their callers see them; see `errors`.
-ctypedef PyObject* (*try_function)(Plans, StaticRule, Context, Call*, int*) noexcept
 
 cpdef enum Kind:
     STATIC        # that very object
@@ -802,7 +799,7 @@ cdef PyObject* _call(
     if plans.plans:
         if cache is not None:    # whoever performs the call takes it
             _graph_context.tmp_static_cache = None
-        found = (<try_function>try_plans)(plans, plans.rule, context, &call, &reason)
+        found = (<try_plans_function>try_plans)(plans, plans.rule, context, &call, &reason)
         if found == NULL and PyErr_Occurred() != NULL:
             return NULL
         if found == NULL and cache is not None:

@@ -37,4 +37,4 @@ cdef PyObject* call_row(
 ) except? NULL
 
 # `call_row` as its callers see it; see `errors`.
-ctypedef PyObject* (*row_function)(Row, PyObject**, size_t, PyObject*) noexcept
+ctypedef PyObject* (*call_row_function)(Row, PyObject**, size_t, PyObject*) noexcept

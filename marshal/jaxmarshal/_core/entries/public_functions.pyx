@@ -161,6 +161,16 @@ cdef object _call_and_listen(object function, tuple args, dict kwargs):
             warnings.warn = _warn
 
 
+cdef object _call_on_tape(Row row, tuple args, dict kwargs):
+    """Call the reference while a tape is written."""
+    enter()
+    try:
+        return _call_and_listen(row.call, args, kwargs)
+    finally:
+        leave()
+        stop_tape()
+
+
 cdef void _wait_longer(Replay replay) noexcept:
     """Nothing could be kept: what was in the way may be gone later."""
     replay.seen = 0
@@ -285,12 +295,7 @@ cdef object _record(
     )
     if tape is None:
         return None
-    enter()
-    try:
-        result = _call_and_listen(row.call, args, kwargs)
-    finally:
-        leave()
-        stop_tape()
+    result = _call_on_tape(row, args, kwargs)
     try:
         play = _make_play(tape, sources, states, key, result)
     except Exception:
@@ -462,12 +467,7 @@ cdef object _record_rows(
     tape = start_tape([<object>sources.items[i] for i in range(sources.count - rows)])
     if tape is None:
         return None
-    enter()
-    try:
-        result = _call_and_listen(row.call, args, kwargs)
-    finally:
-        leave()
-        stop_tape()
+    result = _call_on_tape(row, args, kwargs)
     try:
         sample = _make_sample(tape, sources, rows, states, key, result)
         _keep_sample(context, replay, row_key, sample, tape, sources)
@@ -880,7 +880,7 @@ cdef PyObject* call_row(
 cdef PyObject* _call_method(
     PyObject* method, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
-    return (<row_function>call_row)(<Row>(<Method>method).inner, args, nargsf, names)
+    return (<call_row_function>call_row)(<Row>(<Method>method).inner, args, nargsf, names)
 
 
 HOST_ITSELF, HOST_OR_ITEMS, HOST_AS_OPERAND = HOST, HOST_ARRAYS, HOST_OPERAND
@@ -951,7 +951,7 @@ cdef PyObject* _call_object(
         row = _rows_of_objects.get(<size_t>args[0])
     if row is None:
         return PyObject_Vectorcall(<PyObject*>(<Method>method).reference, args, nargsf, names)
-    return (<row_function>call_row)(<Row>row, args + 1, PyVectorcall_NARGS(nargsf) - 1, names)
+    return (<call_row_function>call_row)(<Row>row, args + 1, PyVectorcall_NARGS(nargsf) - 1, names)
 
 
 def make_object_call(str entry, reference, list functions):

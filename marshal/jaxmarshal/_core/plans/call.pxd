@@ -72,3 +72,5 @@ cdef int match_call(Plan plan, Call* call, jm_intake* intake) except -1
 cdef PyObject* try_plans(
     Plans plans, StaticRule rule, Context context, Call* call, int* reason
 ) except? NULL
+# See `errors`.
+ctypedef PyObject* (*try_plans_function)(Plans, StaticRule, Context, Call*, int*) noexcept

@@ -10,7 +10,9 @@ from jaxmarshal._core.placement.records cimport is_as_resolved
 from jaxmarshal._core.plans.guard cimport begin_guard, end_guard
 from jaxmarshal._core.plans.intake cimport jm_intake
 from jaxmarshal._core.plans.match cimport Walk, match_object, match_array
-from jaxmarshal._core.plans.plan cimport Plan, Plans, build_results, make_index, run_plan
+from jaxmarshal._core.plans.plan cimport (
+    Plan, Plans, build_results, make_index, run_plan, run_plan_function
+)
 from jaxmarshal._core.plans.signature cimport (
     MOST_LEAVES, add_number, number_of_static, number_of_tree, number_of_trees
 )
@@ -31,7 +33,6 @@ cdef enum:
 
 # As their callers see them; see `errors`.
 ctypedef int (*match_function)(Plan, Call*, jm_intake*) noexcept
-ctypedef PyObject* (*run_function)(Plan, jm_intake*, int) noexcept
 ctypedef PyObject* (*try_function)(Plan, Call*, jm_table*, bint, int*) noexcept
 
 
@@ -245,7 +246,7 @@ cdef PyObject* _try_plan(
     if matched < 0:
         matched = _not_compared()
     if matched and intake.guard == intake.end and _still_fits(plan, call, &intake):
-        results = (<run_function>run_plan)(plan, &intake, call.entry)
+        results = (<run_plan_function>run_plan)(plan, &intake, call.entry)
     reason[0] = intake.reason or <int>NOT_RECORDED
     end_guard(&intake)
     if results == NULL:

@@ -128,6 +128,7 @@ cdef int check_transfers(jm_intake* intake) except -1
 # intake's reason if transfers are guarded or an argument was deleted in the meantime, and nothing
 # was run. `entry` is the entry point that counts the hit. Raises what jaxlib raises.
 cdef PyObject* run_plan(Plan plan, jm_intake* intake, int entry) except? NULL
+ctypedef PyObject* (*run_plan_function)(Plan, jm_intake*, int) noexcept    # see `errors`
 
 # The tree of the results that `run_plan` returned, a new reference; takes over that of the list.
 # Raises what node constructors raise.

@@ -60,6 +60,8 @@ cdef enum:
 # a `counting.Reason` when the reference must handle this tree. Runs no code of the user's.
 # Raises on exhausted memory or recursion.
 cdef int flatten_tree(object obj, PyObject* prefix, Structure* structure, jm_table* table) except -1
+# See `errors`.
+ctypedef int (*flatten_tree_function)(object, PyObject*, Structure*, jm_table*) noexcept
 
 # The keys in JAX's order, or None when they are not all str or all int: JAX's registry alone
 # flattens such a dict.
