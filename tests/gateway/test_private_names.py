@@ -34,7 +34,7 @@ BELIEFS: dict[str, tuple[str, set[str]]] = {
     "_default_backend": ("xla_bridge: the client in use, or None", {"array_words.pyx"}),
     # Shardings.
     "_addressable_device_assignment": ("devices in the order of the shards", {"records.pyx"}),
-    "_device": ("of a SingleDeviceSharding", {"device_put.pyx"}),
+    "_device": ("of a SingleDeviceSharding", {"device_put.pyx", "records.pyx"}),
     "_device_assignment": ("devices in the order of the program", {"make.pyx"}),
     "_internal_device_list": ("the same, with one object for equal ones", {"records.pyx"}),
     # Arrays and keys.

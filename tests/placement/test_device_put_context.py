@@ -7,6 +7,7 @@ of calls that took the fast path.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from unittest import mock
 
@@ -214,6 +215,89 @@ def test_default_device_switched_for_the_process():
         assert jaxmarshal.device_put(1.0).devices() == {device(6)}
         same_as_jax(odd_values, hits=2)
     same_as_jax(odd_values, hits=3)
+
+
+@jax.tree_util.register_pytree_node_class
+class Acts:
+    """A node whose flatten function does something first."""
+
+    act = staticmethod(lambda: None)
+
+    def __init__(self, child):
+        self.child = child
+
+    def tree_flatten(self):
+        Acts.act()
+        return (self.child,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+@pytest.fixture(params=["jax_enable_x64", "jax_default_device"])
+def switched(request):
+    """A configuration that a flatten function switches, and how often it was."""
+    name = request.param
+    value, times = {"jax_enable_x64": True, "jax_default_device": device(3)}[name], []
+
+    def act():
+        times.append(1)
+        jax.config.update(name, value)
+
+    with mock.patch.object(Acts, "act", staticmethod(act)), config_updated(
+        name, getattr(jax.config, name)
+    ):
+        yield name, getattr(jax.config, name), times
+
+
+def test_trap_15_a_flatten_function_switches_the_context(switched):
+    """Trap 15: what is put is put under the new one, whatever there is a record for."""
+    name, before, times = switched
+    host = aligned(4, np.float64)
+    with mock.patch.object(Acts, "act", staticmethod(lambda: None)):
+        same_as_jax(lambda: [host, Acts(host)])
+    times.clear()
+    outcomes = []
+    for put in (jax.device_put, jaxmarshal.device_put):
+        jax.config.update(name, before)
+        array, _ = put([host, Acts(host)])
+        outcomes.append((array.dtype, array.devices()))
+    assert len(times) == 2
+    assert outcomes[0] == outcomes[1]
+    assert counts() == (2, {"not_recorded": 1, "context": 1})
+
+
+def test_trap_15_nothing_is_recorded_of_a_context_that_has_changed(switched):
+    """Trap 15: a first call whose flatten function switches it says nothing of later calls."""
+    name, before, times = switched
+    host = aligned(7, np.float64)
+    jaxmarshal.device_put([Acts(host), host])
+    assert times
+    jax.config.update(name, before)
+    jaxmarshal.reset_stats()
+    same_as_jax(lambda: host)
+
+
+def test_trap_15_another_thread_switches_the_context():
+    """Trap 15: while a call is made and recorded, another thread may set it and set it back."""
+    hosts = [np.ones(n, np.float32) for n in range(1, 8)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(60):
+            jaxmarshal.api.clear()
+            thread = threading.Thread(target=lambda: [jaxmarshal.device_put(x) for x in hosts])
+            with config_updated("jax_default_device", None):
+                thread.start()
+                while thread.is_alive():
+                    jax.config.update("jax_default_device", device(3))
+                    jax.config.update("jax_default_device", None)
+                thread.join()
+            assert {d for x in hosts for d in jaxmarshal.device_put(x).devices()} == {device(0)}
+    finally:
+        sys.setswitchinterval(interval)
+    assert counts()[0] > 0
 
 
 GUARDED = {

@@ -211,6 +211,7 @@ TransferGuardLevel = _lookup("jaxlib._jax.guard_lib", "TransferGuardLevel")
 core = _lookup("jax._src", "core")
 xla_bridge = _lookup("jax._src", "xla_bridge")
 process_count = _lookup("jax._src.xla_bridge", "process_count")
+default_device = _lookup("jax._src.interpreters.pxla", "get_default_device")
 backends_are_initialized = _lookup("jax._src.xla_bridge", "backends_are_initialized")
 util = _lookup("jax._src", "util")
 register_cache = _lookup("jax._src.util", "register_cache")
@@ -537,6 +538,7 @@ HAVE_GUARDS: bool = _have(
 HAVE_PYTREE: bool = _have("HAVE_PYTREE", pytree_registry, pytree_node_types)
 HAVE_DEVICE_PUT: bool = _have(
     "HAVE_DEVICE_PUT", ArrayImpl, Device, SingleDeviceSharding, NamedSharding, PartitionSpec,
+    default_device,
     device_context, batched_device_put, shard_args, result_handler, REUSE_INPUT,
     ALWAYS_COPY, canonicalize_value, canonicalize_dtype,
     flags=("HAVE_CONTEXT", "HAVE_GUARDS", "HAVE_PYTREE"),

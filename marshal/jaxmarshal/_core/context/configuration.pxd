@@ -32,6 +32,9 @@ cdef class Context:
 # the reference's processes may talk to each other, and all of them have to.
 cdef Context current_context(int* reason)
 
+# Is it the current one still, or one of those that jitted functions have of it?
+cdef bint is_current(Context context) except -1
+
 # The same for a compiled executable, which depends neither on the default backend nor on listeners
 # when it runs.
 cdef Context running_context(int* reason)

@@ -192,6 +192,12 @@ cdef Context running_context(int* reason):
     return _plain(context, reason)
 
 
+cdef bint is_current(Context context) except -1:
+    cdef int reason
+    cdef Context now = current_context(&reason)
+    return now is not None and (now is context or context in now.all_for_jit)
+
+
 cdef inline bint _allows(object guard) except -1:
     if _traverse != NULL and jm_state_is_everywhere(_traverse, guard, None):
         return True

@@ -102,7 +102,7 @@ cdef int _record_staged(object x, int kind, Context context, object result) exce
     try:
         if (kind != JM_NDARRAY and kind != JM_NP_SCALAR) or is_ordinary_data(x):
             push_argument(&table, x, kind, NULL)
-            try_to_record(stage_records_of(context), &table, None, result)
+            try_to_record(context, stage_records_of(context), &table, None, result)
     except Exception:
         if JM_DEBUG:
             raise

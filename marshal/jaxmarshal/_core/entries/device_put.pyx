@@ -9,7 +9,9 @@ the reference, whose results are then recorded.
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
-from jaxmarshal._core.context.configuration cimport Context, current_context, transfers_unguarded
+from jaxmarshal._core.context.configuration cimport (
+    Context, current_context, is_current, transfers_unguarded
+)
 from jaxmarshal._core.entries.reshard cimport (
     call_function, is_space, record_functions, resolve_by_function
 )
@@ -309,7 +311,7 @@ cdef int _error_is_a_miss() except -1:
 
 
 cdef int _prepare(
-    object x, object device, int semantics, Records records, Structure* structure,
+    object x, object device, int semantics, Context context, Structure* structure,
     jm_table* table
 ) except -1:
     """Flatten and resolve. An error on the way is the reference's to raise, so it is a miss."""
@@ -318,11 +320,13 @@ cdef int _prepare(
     )
     if reason == NEEDS_REGISTRY:
         reason = _flatten_whole(x, device, structure, table)
+        if reason == HIT and not is_current(context):
+            reason = CONTEXT    # a flatten function has changed it
     elif reason < 0:
         return _error_is_a_miss()
     if reason:
         return reason
-    reason = (<resolve_function>_resolve)(records, table, device, semantics)
+    reason = (<resolve_function>_resolve)(records_of(context), table, device, semantics)
     return _error_is_a_miss() if reason < 0 else reason
 
 
@@ -350,27 +354,29 @@ cdef object _put_on_tape(object x, object device):
 
 
 cdef int _try_to_record(
-    Records records, jm_table* table, object device, int semantics, object result
+    Context context, Records records, jm_table* table, object device, int semantics, object result
 ) except -1:
-    try_to_record(records, table, device, result)
+    try_to_record(context, records, table, device, result)
+    if not is_current(context):
+        return 0
     return record_functions(records, table, device, semantics, _how(semantics), result)
 
 
 cdef object _put_leaves(
-    Structure* structure, jm_table* table, object device, int semantics, Records records,
-    int reason, dict options
+    Structure* structure, jm_table* table, object device, int semantics, Context context,
+    Records records, int reason, dict options
 ):
     """The reference's call with the leaves of a tree that was flattened by the registry."""
     cdef Py_ssize_t i
     leaves = [<object>table.slots[i].obj for i in range(table.count)]
     leaves = _put_by_reference(leaves, device, options)
     if reason == NOT_RECORDED:
-        _try_to_record(records, table, device, semantics, leaves)
+        _try_to_record(context, records, table, device, semantics, leaves)
     return (<object>structure.steps[0].data).unflatten(leaves)
 
 
 cdef int _record_call(
-    object x, object device, int semantics, Records records, object result
+    object x, object device, int semantics, Context context, object result
 ) except -1:
     """Record a call that went to the reference before its arguments were looked at.
 
@@ -378,6 +384,7 @@ cdef int _record_call(
     """
     cdef jm_table table
     cdef Structure structure
+    cdef Records records = records_of(context)
     jm_table_init(&table, &counters)
     init_structure(&structure)
     try:
@@ -387,7 +394,7 @@ cdef int _record_call(
             ) == HIT
             and _resolve(records, &table, device, semantics) == NOT_RECORDED
         ):
-            _try_to_record(records, &table, device, semantics, result)
+            _try_to_record(context, records, &table, device, semantics, result)
     except Exception:
         if JM_DEBUG:
             raise
@@ -432,13 +439,13 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
             # The reference may just have initialised the backend: then this call counts.
             context = current_context(&reason)
             if context is not None:
-                _record_call(x, device, semantics, records_of(context), result)
+                _record_call(x, device, semantics, context, result)
         return result
     records = records_of(context)
     jm_table_init(&table, &counters)
     init_structure(&structure)
     try:
-        reason = _prepare(x, device, semantics, records, &structure, &table)
+        reason = _prepare(x, device, semantics, context, &structure, &table)
         if reason == HIT:
             decided_to_hit(_entry)
             _run(&table, device, semantics)
@@ -447,14 +454,14 @@ def device_put(x, device=None, *, src=None, donate=False, may_alias=None):
         count_miss(_entry, reason)
         if _was_flattened(&structure):
             return _put_leaves(
-                &structure, &table, device, semantics, records, reason,
+                &structure, &table, device, semantics, context, records, reason,
                 {"src": src, "donate": donate, "may_alias": may_alias},
             )
         result = _put_by_reference(
             x, device, {"src": src, "donate": donate, "may_alias": may_alias}
         )
         if reason == NOT_RECORDED:
-            _try_to_record(records, &table, device, semantics, result)
+            _try_to_record(context, records, &table, device, semantics, result)
         return result
     finally:
         free_structure(&structure)
@@ -478,7 +485,7 @@ def probe(x, device=None, *, src=None, donate=False, may_alias=None):
     jm_table_init(&table, &counters)
     init_structure(&structure)
     try:
-        reason = _prepare(x, device, semantics, records_of(context), &structure, &table)
+        reason = _prepare(x, device, semantics, context, &structure, &table)
         if reason == HIT or reason == GUARD or reason == TREE:
             return (reason, -1)
         if reason != KEY_ARRAY and reason_is_about_a_kind(reason):
@@ -524,7 +531,7 @@ def batched_device_put_impl(*xs, devices, srcs, copy_semantics):
         count_miss(_batched_entry, reason)
         result = _batched_impl(*xs, devices=devices, srcs=srcs, copy_semantics=copy_semantics)
         if reason == NOT_RECORDED:
-            _try_to_record(records, &table, None, REUSE, result)
+            _try_to_record(context, records, &table, None, REUSE, result)
         return result
     finally:
         jm_table_free(&table)

@@ -140,7 +140,7 @@ def make_array_from_process_local_data(sharding, local_data, global_shape=None):
         count_miss(_entry, reason)
         result = _call_reference(sharding, local_data, global_shape)
         if reason == NOT_RECORDED:
-            try_to_record(records, &table, sharding, result)
+            try_to_record(context, records, &table, sharding, result)
         return result
     finally:
         free_structure(&structure)

@@ -143,7 +143,7 @@ def shard_args(shardings, layouts, copy_semantics, args, canonicalize=True):
         if reason == NOT_RECORDED and table.count < len(results):
             _fill_up(shardings, args, &table)
         if reason == NOT_RECORDED:
-            try_to_record(records, &table, None, results)
+            try_to_record(context, records, &table, None, results)
         return results
     finally:
         jm_table_free(&table)

@@ -86,8 +86,12 @@ cdef Records stage_records_of(Context context)
 cdef Records process_records_of(Context context, object global_shape)
 
 # Record what the reference returned for the arguments in the table, whose targets are `target` or
-# their prefixes. Failures leave them unrecorded; they raise in a debug build only.
-cdef int try_to_record(Records records, jm_table* table, object target, object result) except -1
+# their prefixes. Failures leave them unrecorded; they raise in a debug build only. So does a context
+# that is no longer the one in which the records are: meanwhile the user's code may have run, and
+# other threads.
+cdef int try_to_record(
+    Context context, Records records, jm_table* table, object target, object result
+) except -1
 
 # Why there is no record for a target: NOT_RECORDED, or TARGET where there cannot be one, as for a
 # PartitionSpec while no mesh is set; CONTEXT for one on devices of other processes.

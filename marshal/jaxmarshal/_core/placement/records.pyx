@@ -7,7 +7,9 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memset
 
-from jaxmarshal._core.context.configuration cimport Context, state_is, transfers_unguarded
+from jaxmarshal._core.context.configuration cimport (
+    Context, is_current, state_is, transfers_unguarded
+)
 from jaxmarshal._core.placement.host_data cimport (
     canonical_array, cast_array, cut_array, hands_on_views, is_watched, view_of_base
 )
@@ -379,7 +381,9 @@ cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=Fa
 
 # --- Recording what the reference returned -------------------------------------------------------
 
-cdef TargetPlan _record_target(Records records, object target, object result):
+cdef TargetPlan _record_target(
+    Context context, Records records, object target, object result
+):
     """The TargetPlan for `target`, made from a result the first time; None if unsuitable."""
     cdef TargetPlan plan = find_target(records, target)
     if plan is not None:
@@ -388,6 +392,12 @@ cdef TargetPlan _record_target(Records records, object target, object result):
         return None
     sharding = result.sharding
     if not (records.takes_parts or sharding.is_fully_addressable):
+        return None
+    # Another thread may have set another default device, and set it back.
+    if (
+        target is None and type(sharding) is _single_type
+        and (sharding._device is not private.default_device() or not is_current(context))
+    ):
         return None
     plan = TargetPlan()
     plan.of_spec = type(target) is _spec_type
@@ -520,7 +530,9 @@ cdef int _record_array(TargetPlan plan, jm_slot* slot, object target, object res
     return 0
 
 
-cdef int _record(Records records, jm_table* table, object device, object leaves) except -1:
+cdef int _record(
+    Context context, Records records, jm_table* table, object device, object leaves
+) except -1:
     """Record the reference's results for the arguments in the table, where they are plain."""
     cdef Py_ssize_t i
     cdef jm_slot* slot
@@ -535,7 +547,7 @@ cdef int _record(Records records, jm_table* table, object device, object leaves)
             continue
         if target is None and slot.kind == JM_ARRAY:
             continue
-        plan = _record_target(records, target, result)
+        plan = _record_target(context, records, target, result)
         if plan is None or result.committed is not plan.committed:
             continue
         if result.sharding != sharding_for(plan, target):
@@ -547,10 +559,14 @@ cdef int _record(Records records, jm_table* table, object device, object leaves)
     return 0
 
 
-cdef int try_to_record(Records records, jm_table* table, object target, object result) except -1:
+cdef int try_to_record(
+    Context context, Records records, jm_table* table, object target, object result
+) except -1:
     """Record, and never let a failure to do so reach a user whose call has succeeded."""
     try:
-        _record(records, table, target, private.tree_leaves(result))
+        leaves = private.tree_leaves(result)
+        if is_current(context):
+            _record(context, records, table, target, leaves)
     except Exception:
         if JM_DEBUG:
             raise
@@ -578,7 +594,7 @@ cdef int ensure_recorded(object x, int kind, object target, Context context) exc
             # What there is to warn of, the reference's own call has warned of.
             with np.errstate(all="ignore"):
                 result = _device_put(_like(x), target)
-            try_to_record(records, &table, target, result)
+            try_to_record(context, records, &table, target, result)
     except Exception:
         if JM_DEBUG:
             raise

@@ -124,7 +124,7 @@ cdef bint same_static(StaticArgument known, PyObject* found, Asked* asked) excep
     asked.ran = True
     if known.hashed and _hash(found, asked) != known.hash:
         return False
-    if known.inside and found == <PyObject*>known.value:
+    if found == <PyObject*>known.value:
         return True
     return PyObject_IsTrue(PyObject_RichCompare(known.value, <object>found, Py_EQ))
 
