@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import gc
 import os
+import sys
 import traceback
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy as np
 import pytest
 from jaxlib._jax import PjitFunctionCache
 from observe import SEEN, NothingCompared
-from support import Fresh
+from support import Fresh, free_stack
 
 import jaxmarshal
 from jaxmarshal._core.plans import host_leaves
@@ -114,6 +115,20 @@ def quick_collections():
     jax.local_devices()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def first_free_stack():
+    """How deep calls could go from the first test's fixtures."""
+    return free_stack()
+
+
+@pytest.fixture(autouse=True)
+def whole_stack(first_free_stack):
+    """Give back what earlier tests cost: jaxlib loses some depth whenever flattening fails."""
+    lost = first_free_stack - free_stack()
+    if lost > 0:
+        sys.setrecursionlimit(sys.getrecursionlimit() + lost)
 
 
 def clear_jaxlib():

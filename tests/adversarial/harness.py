@@ -25,6 +25,7 @@ from typing import Any
 import jax
 from observe import NothingCompared, describe, input_leaves
 from states import all_states
+from support import free_stack
 
 import jaxmarshal
 from jaxmarshal._core.replay import fusion
@@ -416,23 +417,15 @@ def _check_warm(run: Run, before: dict[str, int] | None) -> None:
         raise NothingCompared(f"no warm call of these was accelerated: {cold}")
 
 
-def _depth(so_far: int = 0) -> int:
-    """How deep calls can go from here."""
-    try:
-        return _depth(so_far + 1)
-    except RecursionError:
-        return so_far
-
-
 @contextlib.contextmanager
 def depth_made_up_for() -> Iterator[None]:
     """jaxlib loses some depth of recursion for good whenever flattening fails: there is more."""
-    limit, before = sys.getrecursionlimit(), _depth()
+    limit, before = sys.getrecursionlimit(), free_stack()
     sys.setrecursionlimit(limit + 10_000)
     try:
         yield
     finally:
-        lost = before + 10_000 - _depth()
+        lost = before + 10_000 - free_stack()
         sys.setrecursionlimit(limit + max(lost, 0))
 
 

@@ -38,6 +38,14 @@ ADDRESSES_COME_BACK: bool = "ASAN_OPTIONS" not in os.environ
 THOROUGH: bool = os.environ.get("JAXMARSHAL_TEST_PROFILE") == "ci"
 
 
+def free_stack(so_far: int = 0) -> int:
+    """How many calls deep Python can still go from here."""
+    try:
+        return free_stack(so_far + 1)
+    except RecursionError:
+        return so_far
+
+
 def aligned(shape: Any, dtype: Any = np.float32, offset: int = 0) -> np.ndarray:
     """1, 2, 3, … at `offset` bytes after a multiple of 64, which decides whether JAX copies."""
     dtype = np.dtype(dtype)
