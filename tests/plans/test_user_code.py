@@ -148,3 +148,120 @@ def test_trap_15_in_the_middle_of_a_call(change, moment, signatures):
     jax.clear_caches()
     gc.collect()
     assert live_objects.snapshot()["live_plans"] <= before
+
+
+def seen_by_both(body):
+    """What a body says that is given `jax.jit` and `jaxmarshal.jit`: equal, with calls that hit."""
+    expected = body(jax.jit)
+    jit_counts()
+    assert body(jaxmarshal.jit) == expected
+    assert jit_counts()[0] >= 2
+    return expected
+
+
+def test_trap_15_static_arguments_come_last():
+    """Trap 15: jaxlib takes arguments apart, then hashes the static ones, and then compares."""
+
+    def body(jit):
+        said = []
+
+        @jax.tree_util.register_pytree_node_class
+        class Telling(Node):
+            def tree_flatten(self):
+                said.append("flatten")
+                return super().tree_flatten()
+
+        class Static:
+            act = None
+
+            def __hash__(self):
+                said.append("hash")
+                if Static.act:
+                    Static.act()
+                return 5
+
+            def __eq__(self, other):
+                said.append("eq")
+                return type(other) is Static
+
+        x = jnp.ones(3)
+        listed = [x, x]
+        function = jit(lambda static, items, node: sum(items), static_argnums=0)
+        for _ in range(4):
+            function(Static(), listed, Telling(x))
+        said.clear()
+        function(Static(), listed, Telling(x))
+        events = list(said)
+
+        def act():
+            listed[0] = x * 10
+
+        Static.act = act
+        return events, function(Static(), listed, Telling(x)).tolist()
+
+    events, values = seen_by_both(body)
+    assert events == ["flatten", "hash", "eq"]
+    assert values == [2.0] * 3
+
+
+@pytest.mark.parametrize("others", [0, 6])
+def test_trap_15_the_first_of_two_that_have_become_equal(others):
+    """Trap 15: metadata that were edited fit two recorded calls; jaxlib finds the older one."""
+
+    def body(jit):
+        class Config:
+            def __init__(self, scale):
+                self.scale = scale
+
+            def __eq__(self, other):
+                return self.scale == other.scale
+
+            def __hash__(self):
+                return 1
+
+        class Model:
+            def __init__(self, w, config):
+                self.w, self.config = w, config
+
+        jax.tree_util.register_dataclass(Model, ["w"], ["config"])
+        function = jit(lambda model: model.w * model.config.scale)
+        fixed = jit(lambda config, w: w * config.scale, static_argnums=0)
+        w = jnp.ones(3)
+        configs = [Config(2.0), Config(3.0), *[Config(5.0 + i) for i in range(others)]]
+        for _ in range(4):
+            for config in configs:
+                function(Model(w, config))
+                fixed(config, w)
+        configs[1].scale = 2.0
+        again = (configs[1], Config(2.0), configs[0])
+        return [
+            (function(Model(w, config)).tolist(), fixed(config, w).tolist()) for config in again
+        ]
+
+    assert seen_by_both(body) == [([2.0] * 3, [2.0] * 3)] * 3
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.complex128])
+def test_trap_15_host_data_edited_while_a_later_node_is_taken_apart(dtype):
+    """Trap 15: what is converted is what there is once all arguments were looked at."""
+
+    def body(jit):
+        host = np.ones(4, dtype)
+        edits = []
+
+        @jax.tree_util.register_pytree_node_class
+        class Editing(Node):
+            def tree_flatten(self):
+                if edits:
+                    host[:] = edits.pop()
+                return super().tree_flatten()
+
+        x = jnp.ones(3)
+        many = [x] * 20
+        function = jit(lambda many, host, node: host + 1)
+        for _ in range(4):
+            function(many, host, Editing(x))
+        edits.append(5)
+        return function(many, host, Editing(x)).tolist()
+
+    assert seen_by_both(body) == [6] * 4

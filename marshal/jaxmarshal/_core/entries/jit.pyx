@@ -16,9 +16,7 @@ from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.entries.all_jitted cimport all_functions
 from jaxmarshal._core.entries.jit_recorder cimport call_and_record, call_and_record_function
 from jaxmarshal._core.plans.backoff cimport is_left
-from jaxmarshal._core.plans.call cimport (
-    Call, StaticRule, describe_arguments, try_plans, try_plans_function
-)
+from jaxmarshal._core.plans.call cimport Call, describe_arguments, try_plans, try_plans_function
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
 from jaxmarshal._core.plans.jit_plans cimport (
     JitPlans, accelerated, clear_plans, forget_functions, forget_plans, give_shared_plans,

@@ -86,9 +86,8 @@ cdef Records stage_records_of(Context context)
 cdef Records process_records_of(Context context, object global_shape)
 
 # Record what the reference returned for the arguments in the table, whose targets are `target` or
-# their prefixes. Failures leave them unrecorded; they raise in a debug build only. So does a context
-# that is no longer the one in which the records are: meanwhile the user's code may have run, and
-# other threads.
+# their prefixes. Failures leave them unrecorded; they raise in a debug build only. So does a
+# context other than that of the records: meanwhile the user's code may have run, or other threads.
 cdef int try_to_record(
     Context context, Records records, jm_table* table, object target, object result
 ) except -1
@@ -115,8 +114,9 @@ cdef TargetPlan find_target(Records records, object target)
 # device, as jitted functions do, and not through that cache?
 cdef int resolve_host(jm_slot* slot, TargetPlan target, bint direct=*) except -1
 
-# Has a numpy array that was resolved the same shape and dtype still? True of other arguments.
-cdef bint is_as_resolved(jm_slot* slot) noexcept
+# Has a numpy array that was resolved the same shape and dtype still? What was converted then, its
+# elements may have changed since, is converted anew. True of other arguments.
+cdef bint resolve_again(jm_slot* slot) except -1
 
 # Does the reference cut host data into shards in Python, as it does unless told otherwise?
 cdef bint shards_in_python() except -1

@@ -314,19 +314,25 @@ cdef int resolve_host(jm_slot* slot, TargetPlan target, bint direct=False) excep
     return HIT
 
 
-cdef bint is_as_resolved(jm_slot* slot) noexcept:
+cdef bint resolve_again(jm_slot* slot) except -1:
     cdef LeafPlan plan
     if slot.kind != JM_NDARRAY or slot.plan == NULL:
         return True
     plan = <LeafPlan>slot.plan
     obj = <object>slot.obj
-    return (
-        plan.dtype is <object>cnp.PyArray_DESCR(obj) and plan.ndim == cnp.PyArray_NDIM(obj)
-        and (
-            plan.ndim == 0
-            or memcmp(plan.dims, cnp.PyArray_DIMS(obj), plan.ndim * sizeof(Py_ssize_t)) == 0
+    if (
+        plan.dtype is not <object>cnp.PyArray_DESCR(obj) or plan.ndim != cnp.PyArray_NDIM(obj)
+        or (
+            plan.ndim != 0
+            and memcmp(plan.dims, cnp.PyArray_DIMS(obj), plan.ndim * sizeof(Py_ssize_t)) != 0
         )
-    )
+    ):
+        return False
+    if plan.narrows:
+        if not narrows_silently(obj):
+            return False
+        set_ready(slot, cast_array(obj, plan.result_dtype))
+    return True
 
 
 cdef bint is_numeric(object dtype) noexcept:

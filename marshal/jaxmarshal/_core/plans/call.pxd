@@ -21,7 +21,7 @@ ctypedef struct Call:
     bint flat           # the arguments are leaves, and the results a list
     Asked asked         # what the user's code was asked while plans are tried
     context_function context_of    # asked once more where the user's code was; NULL: not needed
-    PyObject* context_then    # what it returned when statics had been hashed, or NULL
+    bint is_in_context             # it was, and said the same
     # Of a front whose arguments are graphs: a `Nodes`, borrowed, or NULL. The results are the list
     # as it came then, and `fitted` is the plan that made them, a new reference.
     PyObject* nodes
@@ -40,7 +40,7 @@ cdef inline void describe_arguments(
     call.asked.hashes = NULL
     call.asked.ran = False
     call.context_of = context_of
-    call.context_then = NULL
+    call.is_in_context = False
     call.nodes = call.fitted = NULL
 
 # Are all names exact strings? Those of a class of its own may be sorted in another way.

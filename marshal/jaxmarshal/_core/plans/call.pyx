@@ -6,7 +6,7 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint64_t
 
 from jaxmarshal._core.context.configuration cimport Context
-from jaxmarshal._core.placement.records cimport is_as_resolved
+from jaxmarshal._core.placement.records cimport resolve_again
 from jaxmarshal._core.plans.guard cimport begin_guard, end_guard
 from jaxmarshal._core.plans.intake cimport jm_intake
 from jaxmarshal._core.plans.match cimport Walk, match_object, match_array
@@ -21,7 +21,9 @@ from jaxmarshal._core.values.capi cimport PyErr_Occurred, PyTuple_GET_ITEM, PyTu
 from jaxmarshal._core.values.errors cimport propagate
 from jaxmarshal._core.values.graph_nodes cimport Nodes, are_expected, forget_nodes
 from jaxmarshal._core.values.live_objects cimport counters
-from jaxmarshal._core.values.static_values cimport StaticArgument, make_static, same_static
+from jaxmarshal._core.values.static_values cimport (
+    MAYBE, StaticArgument, asks_user_code, make_static, same_static, same_unasked
+)
 from jaxmarshal._core.values.trees cimport REGISTRY_NODE, Structure, flatten_tree, move_structure
 from jaxmarshal._reports.counting cimport HIT, HOST_LEAVES, NOT_RECORDED, TREE
 
@@ -75,18 +77,24 @@ cdef bint are_plain_names(PyObject* names) noexcept:
     return True
 
 
-cdef bint _statics_match(Plan plan, Call* call) except -1:
+cdef int _statics_match(Plan plan, Call* call, bint ask) except -1:
+    """Are they the plan's? MAYBE where only the user's code knows, which is asked with `ask`."""
     cdef StaticArgument known
     cdef PyObject* found
+    cdef int one, result = True
     for item in plan.statics:
         known = <StaticArgument>item
         if known.number >= 0:
             found = call.args[known.number]
         else:
             found = _by_name(call, known.name, 0)
-        if found == NULL or not same_static(known, found, &call.asked):
+        if found == NULL:
             return False
-    return True
+        one = same_static(known, found, &call.asked) if ask else same_unasked(known, found)
+        if not one:
+            return False
+        result = max(result, one)
+    return result
 
 
 # --- Matching ------------------------------------------------------------------------------------
@@ -94,15 +102,9 @@ cdef bint _statics_match(Plan plan, Call* call) except -1:
 cdef int _match_dynamic(Plan plan, Call* call, Walk* walk) except -1:
     """The arguments by position that are not static."""
     cdef Py_ssize_t i
-    cdef Context now
-    cdef int matched, reason
+    cdef int matched
     if plan.statics is None:
         return match_array(call.args, call.n, walk)
-    if not _statics_match(plan, call):
-        return 0
-    if call.asked.ran and call.context_then == NULL and call.context_of != NULL:
-        now = call.context_of(&reason)
-        call.context_then = <PyObject*>now
     for i in range(call.n):
         if not plan.is_static[i]:
             matched = match_object(call.args[i], walk)
@@ -115,7 +117,7 @@ cdef int match_call(Plan plan, Call* call, jm_intake* intake) except -1:
     cdef Walk walk
     cdef PyObject* found
     cdef Py_ssize_t i, n_names = 0 if call.names == NULL else PyTuple_GET_SIZE(call.names)
-    cdef int matched
+    cdef int matched, statics = True
     if call.n != plan.positional or n_names != plan.keywords:
         return 0
     walk.intake = intake
@@ -129,6 +131,10 @@ cdef int match_call(Plan plan, Call* call, jm_intake* intake) except -1:
         forget_nodes(<Nodes>call.nodes)
     if call.flat:    # without a structure
         walk.leaves = plan.count
+    if plan.statics is not None:
+        statics = _statics_match(plan, call, False)
+        if not statics:
+            return 0
     matched = _match_dynamic(plan, call, &walk)
     if matched != 1:
         return matched
@@ -140,7 +146,12 @@ cdef int match_call(Plan plan, Call* call, jm_intake* intake) except -1:
             matched = match_object(found, &walk)
             if matched != 1:
                 return matched
-    return walk.leaves == 0 and walk.step == walk.end
+    if walk.leaves or walk.step != walk.end:
+        return 0
+    if statics != MAYBE:
+        return 1
+    # As in jaxlib: what they change, when they are hashed or compared, comes too late to matter.
+    return _in_its_context(plan, call, intake) and _statics_match(plan, call, True) == 1
 
 
 cdef int flatten_call(
@@ -180,6 +191,9 @@ cdef int describe_call(Plan plan, Call* call, StaticRule rule, Structure* struct
     for name in names:
         if rule is not None and name in rule.names:
             statics.append(make_static(-1, name, <object>_by_name(call, name, 0)))
+    for static in statics:
+        if asks_user_code(<StaticArgument>static):
+            plan.asks_statics = True
     if statics:
         plan.statics = statics
         plan.is_static = bytes(flags)
@@ -202,12 +216,17 @@ cdef int _not_compared() except -1:
     return 0
 
 
-cdef PyObject* _expected_context(Plan plan, Call* call) noexcept:
-    """jaxlib reads the configuration when nodes were taken apart, and statics were not yet hashed.
-
-    Here statics come first, so that what their hashes have changed has changed nothing.
-    """
-    return <PyObject*>plan.context if call.context_then == NULL else call.context_then
+cdef bint _in_its_context(Plan plan, Call* call, jm_intake* intake) except -1:
+    """Is the configuration that of the plan still, after nodes were taken apart?"""
+    cdef Context now
+    cdef int reason = HIT
+    if plan.runs_user_code and call.context_of != NULL and not call.is_in_context:
+        now = call.context_of(&reason)
+        if now is not plan.context:
+            intake.reason = reason
+            return False
+        call.is_in_context = True
+    return True
 
 
 cdef bint _still_fits(Plan plan, Call* call, jm_intake* intake) except -1:
@@ -217,19 +236,14 @@ cdef bint _still_fits(Plan plan, Call* call, jm_intake* intake) except -1:
     arguments, or what the function closes over, and cleared its cache.
     """
     cdef Py_ssize_t i
-    cdef Context now
-    cdef int reason = HIT
     if plan.dropped or (call.nodes != NULL and not are_expected(<Nodes>call.nodes)):
         return False
     if not plan.runs_user_code and not call.asked.ran:
         return True
-    if plan.runs_user_code and call.context_of != NULL:
-        now = call.context_of(&reason)
-        if <PyObject*>now != _expected_context(plan, call):
-            intake.reason = reason
-            return False
+    if not _in_its_context(plan, call, intake):
+        return False
     for i in range(intake.table.count):
-        if not is_as_resolved(&intake.table.slots[i]):
+        if not resolve_again(&intake.table.slots[i]):
             return False
     return True
 
@@ -247,7 +261,8 @@ cdef PyObject* _try_plan(
         matched = _not_compared()
     if matched and intake.guard == intake.end and _still_fits(plan, call, &intake):
         results = (<run_plan_function>run_plan)(plan, &intake, call.entry)
-    reason[0] = intake.reason or <int>NOT_RECORDED
+    if intake.reason and intake.reason != NOT_RECORDED:    # that of another plan says more
+        reason[0] = intake.reason
     end_guard(&intake)
     if results == NULL:
         if PyErr_Occurred() != NULL:
@@ -297,19 +312,28 @@ cdef uint64_t signature_of(Call* call, StaticRule rule, Context context) except?
         return 1
 
 
+cdef inline bint _asks(Plan plan) noexcept:
+    """Does the user's code decide whether it fits?"""
+    return plan.runs_user_code or plan.asks_statics
+
+
 cdef PyObject* _try_each(
     list candidates, list chosen, Plans plans, Context context, Call* call, jm_table* table,
     int* reason
 ) except? NULL:
-    """The first that fits with the very objects, or the first that fits with equal ones."""
+    """The first that fits with the very objects, or one that fits with equal ones.
+
+    What users' code compares may be equal to several, as it may have changed: jaxlib finds the one
+    that came first, which is the last one here.
+    """
     cdef Plan plan
     cdef PyObject* result
-    cdef Py_ssize_t i
-    cdef bint by_pointer = len(candidates) > 1
+    cdef Py_ssize_t i, n = len(candidates)
+    cdef bint by_pointer = n > 1
     while True:
-        for i in range(len(candidates)):
-            plan = <Plan>candidates[i]
-            if plan.context is not context or (by_pointer and plan.runs_user_code):
+        for i in range(n):
+            plan = <Plan>candidates[i if by_pointer else n - 1 - i]
+            if plan.context is not context or (by_pointer and _asks(plan)):
                 continue
             result = (<try_function>_try_plan)(plan, call, table, by_pointer, reason)
             if result == NULL and PyErr_Occurred() == NULL:
@@ -322,18 +346,10 @@ cdef PyObject* _try_each(
                 return result    # the call itself has dropped plans, or added some
             if candidates is not chosen:
                 plans.latest = plan
-            elif i and plan.runs_user_code:
-                _use_next(plans, plan)
             return result
         if not by_pointer:
             return NULL
         by_pointer = False
-
-
-cdef int _use_next(Plans plans, Plan plan) except -1:
-    """Have a plan be the first to be tried; the index is of the same plans."""
-    plans.plans = plans.indexed = [plan, *[other for other in plans.plans if other is not plan]]
-    return 0
 
 
 cdef PyObject* _try_chosen(
@@ -344,7 +360,7 @@ cdef PyObject* _try_chosen(
     cdef PyObject* result
     cdef list candidates
     cdef Plan latest = plans.latest
-    if latest is not None and latest.context is context and not latest.runs_user_code:
+    if latest is not None and latest.context is context and not _asks(latest):
         result = (<try_function>_try_plan)(latest, call, table, True, reason)
         if result != NULL:
             return result
@@ -375,7 +391,7 @@ cdef PyObject* try_plans(
         call.asked.hashes = <PyObject*>hashes
     jm_table_init(&table, &counters)
     try:
-        if len(chosen) > FEW:
+        if len(chosen) > (1 if plans.asks_user_code else FEW):
             result = _try_chosen(chosen, plans, rule, context, call, &table, reason)
         else:
             result = _try_each(chosen, chosen, plans, context, call, &table, reason)

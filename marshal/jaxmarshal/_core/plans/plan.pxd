@@ -26,6 +26,7 @@ cdef class Plan:
     cdef uint64_t signature     # a number that all calls have which it fits, see `signature`
     cdef Structure arguments    # of the others, by position and then by name; unused if flat
     cdef bint runs_user_code    # comparing structures does: there are custom nodes
+    cdef bint asks_statics      # comparing static arguments does: their equality is their own
     cdef bint filtered          # arrays alone are leaves: numbers of Python are static
     cdef bint dropped           # what it was made from is not valid any more
     cdef Py_ssize_t count       # leaves, constants not counted

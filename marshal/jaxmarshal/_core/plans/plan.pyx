@@ -250,7 +250,7 @@ cdef int make_index(Plans plans) except -1:
     plans.asks_user_code = False
     for plan in chosen:
         index.setdefault(plan.signature, []).append(plan)
-        if plan.runs_user_code or plan.statics is not None:
+        if plan.runs_user_code or plan.asks_statics:
             plans.asks_user_code = True
     plans.index = index
     plans.indexed = chosen

@@ -29,6 +29,11 @@ cdef StaticArgument make_static(Py_ssize_t number, str name, object value)
 # cannot be hashed will do. Not `inside`: it looks at the types of the items, too.
 cdef StaticArgument make_static_part(object value, bint hashed, bint inside=*)
 
+# The same as far as it can be told without the user's code: 0, 1, or MAYBE.
+cdef enum:
+    MAYBE = 2
+cdef int same_unasked(StaticArgument known, PyObject* found) except -1
+
 # Is this what was recorded? Raises what hashes and comparisons raise.
 cdef bint same_static(StaticArgument known, PyObject* found, Asked* asked) except -1
 

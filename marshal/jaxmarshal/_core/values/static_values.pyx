@@ -117,10 +117,15 @@ cdef Py_hash_t _hash(PyObject* found, Asked* asked) except? -1:
     return hashes[key]
 
 
-cdef bint same_static(StaticArgument known, PyObject* found, Asked* asked) except -1:
+cdef int same_unasked(StaticArgument known, PyObject* found) except -1:
     cdef int same = _compare(<PyObject*>known.value, found, known.inside)
-    if same != ASK:
-        return same == SAME
+    return MAYBE if same == ASK else <int>(same == SAME)
+
+
+cdef bint same_static(StaticArgument known, PyObject* found, Asked* asked) except -1:
+    cdef int same = same_unasked(known, found)
+    if same != MAYBE:
+        return same == 1
     asked.ran = True
     if known.hashed and _hash(found, asked) != known.hash:
         return False
