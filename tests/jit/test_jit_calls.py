@@ -7,6 +7,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import sys
 import threading
 
 import jax
@@ -145,6 +146,34 @@ def test_trap_13_install_and_clear_while_calling():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_trap_13_clear_while_functions_are_made():
+    """Trap 13: threads make jitted functions and let them go while others are cleared."""
+    stop = threading.Event()
+    function = jaxmarshal.jit(lambda x: x + 1)
+    others = [jaxmarshal.jit(lambda x: x + 1) for _ in range(500)]
+
+    def make():
+        made = []
+        while not stop.is_set():
+            made[:] = [jaxmarshal.jit(lambda x: x + 1) for _ in range(50)]
+
+    threads = [threading.Thread(target=make) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(100):
+            function.clear_cache()
+            jaxmarshal.api.clear()
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+    assert int(function(1)) == int(others[0](1)) == 2
 
 
 def test_trap_13_a_list_that_another_thread_changes():

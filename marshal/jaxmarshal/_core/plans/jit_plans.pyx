@@ -6,7 +6,7 @@ from jaxmarshal._core.plans.call cimport StaticRule
 from jaxmarshal._core.plans.plan cimport give_plans, plans_of, set_plans, start_afresh
 from jaxmarshal._core.values.forgetting cimport on_forget
 
-cdef object _all_plans = weakref.WeakSet()
+cdef set _all_plans = set()    # weak references
 # id of a function -> (weak reference to it, [(options, may be shared, JitPlans)])
 cdef dict _by_function = {}
 
@@ -86,7 +86,7 @@ cdef JitPlans _make_plans(object function, bint share):
     if known is not None:
         plans.made_of = weakref.ref(state["fun"])
     plans.donates = _donates(function)
-    _all_plans.add(plans)
+    _all_plans.add(weakref.ref(plans, _all_plans.discard))
     if known is not None:
         known.append((options, share, plans))
     return plans
@@ -109,6 +109,12 @@ cdef int give_shared_plans(object function) except -1:
     return give_plans(function, _make_plans(function, True))
 
 
+cdef list _living_plans():
+    """A copy that is made in one go, as other threads may add some at any time."""
+    references = list(_all_plans)
+    return [plans for plans in [reference() for reference in references] if plans is not None]
+
+
 cdef int clear_plans(object function) except -1:
     cdef dict state = function.__getstate__()
     cdef tuple options = _options(state)
@@ -116,8 +122,7 @@ cdef int clear_plans(object function) except -1:
     found = plans_of(function)
     if found is not None:
         _clear(<JitPlans>found)
-    for found in list(_all_plans):    # `_by_function` may have been emptied since
-        plans = <JitPlans>found
+    for plans in _living_plans():    # `_by_function` may have been emptied since
         if plans.made_of is None or plans.made_of() is not state.get("fun"):
             continue
         if plans.options[0] is options[0] and plans.options[1] == options[1]:
@@ -140,8 +145,9 @@ cdef int expect_more(object function) except -1:
 
 cpdef forget_plans():
     """Drop every plan. What is made from now on shares nothing with what was made before."""
-    for plans in list(_all_plans):
-        _clear(<JitPlans>plans)
+    cdef JitPlans plans
+    for plans in _living_plans():
+        _clear(plans)
     forget_functions()
 
 
