@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 from observe import observe
 
 import jaxmarshal
@@ -232,6 +233,82 @@ def test_effects():
         lax.fori_loop(0, 3, body, jnp.zeros(2))
     jax.effects_barrier()
     assert sorted(called) == sorted([0.0, 1.0, 2.0] * 5)
+
+
+def telling(tell):
+    """Functions that call `tell`, and whose results nobody needs: arguments, or none."""
+    return {
+        "same": lambda x: x,
+        "tell": lambda x: (tell(x), x)[1],
+        "jitted": jax.jit(lambda x: (tell(x), x)[1]),
+        "nothing": lambda x: (),
+        "tell nothing": lambda x: (tell(x), ())[1],
+        "body": lambda i, x: (tell(x), x)[1],
+        "scan": lambda carry, y: (tell(y), (carry, None))[1],
+    }
+
+
+TELLING = {
+    "cond": lambda f, x: lax.cond((x > 0).all(), f["same"], f["tell"], x),
+    "cond, jitted": lambda f, x: lax.cond((x > 0).all(), f["same"], f["jitted"], x),
+    "cond, no result": lambda f, x: lax.cond((x > 0).all(), f["nothing"], f["tell nothing"], x),
+    "switch": lambda f, x: lax.switch((x < 0).any().astype(int), [f["same"], f["tell"]], x),
+    "scan": lambda f, x: lax.scan(f["scan"], x, x)[0],
+    "fori_loop": lambda f, x: lax.fori_loop(0, 2, f["body"], x),
+}
+TELL = {
+    "debug.callback": lambda call: lambda x: jax.debug.callback(call, x),
+    "io_callback": lambda call: lambda x: io_callback(call, None, x),
+    "ordered": lambda call: lambda x: io_callback(call, None, x, ordered=True),
+}
+
+
+@pytest.mark.usefixtures("callbacks")
+@pytest.mark.parametrize("tell", TELL)
+@pytest.mark.parametrize("name", TELLING)
+def test_trap_10_effects_without_results(name, tell):
+    """Trap 10: a call is made for its effects, too, where its results are its arguments."""
+    told = []
+    for context in (jaxmarshal.uninstalled, jaxmarshal.installed):
+        heard = []
+        made = telling(TELL[tell](lambda x, heard=heard: heard.append(np.asarray(x).tolist())))
+        with context():
+            for x in [array(1) ** 2] * 6 + [-(array(2) ** 2), array(1) ** 2, -(array(3) ** 2)]:
+                jax.block_until_ready(TELLING[name](made, x))
+            jax.effects_barrier()
+        told.append(sorted(map(str, heard)))
+    assert told[0]
+    assert told[1] == told[0]
+
+
+@pytest.mark.usefixtures("callbacks")
+@pytest.mark.parametrize("kind", ["io_callback", "pure_callback"])
+def test_trap_10_a_callback_that_fails_once(kind):
+    """Trap 10: what has run and failed is not run a second time."""
+    shape = jax.ShapeDtypeStruct((), np.float32)
+    found = []
+    for context in (jaxmarshal.uninstalled, jaxmarshal.installed):
+        calls = []
+
+        def save(mean, calls=calls):
+            calls.append(1)
+            if len(calls) == 2:
+                raise OSError("no room")
+            return mean
+
+        ask = io_callback if kind == "io_callback" else jax.pure_callback
+        write = lambda x, ask=ask, save=save: x + ask(save, shape, x.sum())    # noqa: E731
+        skip = lambda x: x * 1    # noqa: E731
+        errors = []
+        with context():
+            for i in range(8):
+                try:
+                    jax.block_until_ready(lax.cond(jnp.bool_(i >= 4), write, skip, array(1)))
+                except Exception as error:
+                    errors.append((i, type(error)))
+        found.append((len(calls), errors))
+    assert found[0][0] == 4
+    assert found[1] == found[0]
 
 
 @pytest.mark.errors

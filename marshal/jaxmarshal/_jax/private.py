@@ -322,6 +322,7 @@ jit_key_states: tuple[Any, ...] = (
 # --- Operations one by one -----------------------------------------------------------------------
 Primitive = _lookup("jax._src.core", "Primitive")
 primitive_bind = _lookup("jax._src.core", "Primitive.bind")
+jaxprs_in_params = _lookup("jax._src.core", "jaxprs_in_params")
 xla_primitive_callable = _lookup("jax._src.dispatch", "xla_primitive_callable")
 Format = _lookup("jax._src.layout", "Format")
 Layout = _lookup("jax._src.layout", "Layout")
@@ -572,7 +573,7 @@ HAVE_EAGER: bool = _have(
 HAVE_REPLAY: bool = _have(
     "HAVE_REPLAY", array_getitem, PRNGKeyArray, IndexUpdateRef, custom_jvp, custom_jvp_call,
     custom_jvp_primitive, ufunc, ufunc_call, check_tracer_leaks, convert_primitive,
-    *array_readers, *numpy_key_states, *function_rules,
+    jaxprs_in_params, *array_readers, *numpy_key_states, *function_rules,
     flags=("HAVE_EAGER",),
 )
 HAVE_LAYOUT_PROBE: bool = _have(

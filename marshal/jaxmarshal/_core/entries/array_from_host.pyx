@@ -154,7 +154,7 @@ cdef PyObject* make_array(
         result = (<take_function>_stage)(x, kind, context, entry, by, &reason, &unseen)
         if result != NULL:
             if tapes.current is not None:
-                tapes.note_primitive(<PyObject*>_stage_primitive)
+                tapes.note_primitive(<PyObject*>_stage_primitive, NULL, NULL)
                 tapes.note(stage_function, &x, 1, NULL, result)
             count_hit(entry)
             return result

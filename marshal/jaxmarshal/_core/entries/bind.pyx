@@ -32,13 +32,15 @@ from jaxmarshal._core.replay.operations cimport (
     Operation, Operations, find_operation, hash_operation, is_operation_wanted, keep_operation
 )
 from jaxmarshal._core.values.array_words cimport array_buffer, words_are_vouched_for
-from jaxmarshal._core.values.capi cimport PyErr_Occurred, PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from jaxmarshal._core.values.capi cimport PyErr_Occurred
 from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_KEY_ARRAY, JM_LITERAL, JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, jm_kind_is_host,
     jm_kind_of_type, types
 )
 from jaxmarshal._core.values.live_objects cimport JM_DEBUG
-from jaxmarshal._core.values.methods cimport PyVectorcall_NARGS, make_method, vectorcallfunc
+from jaxmarshal._core.values.methods cimport (
+    PyVectorcall_NARGS, make_method, named_arguments, vectorcallfunc
+)
 from jaxmarshal._core.values.narrowing cimport narrows_silently
 from jaxmarshal._reports.counting cimport (
     DELETED, EXECUTABLE, HIT, NOT_RECORDED, OBJECT_LAYOUT, OPTIONS, REPLACED, UNKNOWN_TYPE, VALUE,
@@ -156,16 +158,6 @@ cdef int _note(size_t hashed, object prim, dict params, Context context) except 
     return keep_operation(<Operations>context.operations, operation)
 
 
-cdef dict _params(PyObject** args, Py_ssize_t n, PyObject* names):
-    cdef Py_ssize_t i
-    if names == NULL:
-        return {}
-    return {
-        <object>PyTuple_GET_ITEM(names, i): <object>args[n + i]
-        for i in range(PyTuple_GET_SIZE(names))
-    }
-
-
 cdef int _find(
     size_t hashed, Context context, PyObject** args, Py_ssize_t n, PyObject* names,
     PyObject** found
@@ -264,11 +256,11 @@ cdef PyObject* _call_directly(
     values = tuple(canonical)
     if operation.direct:
         function = vars(operation.prim)["impl"]
-        params = _params(args, n, names)
+        params = named_arguments(args + n, names)
         return _performed(<PyObject*>function, <PyObject*>values, <PyObject*>params)
     function = operation.function()
     if function is None:    # converting has run other code
-        function = xla_primitive_callable(operation.prim, **_params(args, n, names))
+        function = xla_primitive_callable(operation.prim, **named_arguments(args + n, names))
     return _performed(<PyObject*>function, <PyObject*>values, NULL)
 
 
@@ -314,7 +306,7 @@ cdef PyObject* _bind_operation(
     cdef int kinds = 0, kind = 0, reason = UNKNOWN_TYPE
     cdef size_t hashed = 0
     if n and tapes.current is not None:
-        tapes.note_primitive(args[0])
+        tapes.note_primitive(args[0], args + n, names)
     if n == 2 and names == NULL and args[0] == <PyObject*>_stage_primitive:
         kind = jm_kind_of_type(&types, Py_TYPE(args[1]))
         if jm_kind_is_host(kind) and (<stage_is_untouched_function>stage_is_untouched)():
@@ -357,7 +349,7 @@ cdef int _note_quietly(
 ) except -1:
     """Failing to know an operation is no error of the user's."""
     try:
-        _note(hashed, <object>args[0], _params(args, n, names), context)
+        _note(hashed, <object>args[0], named_arguments(args + n, names), context)
     except Exception:
         if JM_DEBUG:
             raise

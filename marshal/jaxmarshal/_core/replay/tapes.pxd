@@ -73,8 +73,9 @@ cdef void note(
     object function, PyObject** args, Py_ssize_t n, PyObject* names, PyObject* result
 ) noexcept
 
-# Note that a primitive is bound. One that is not run in a way of JAX's own breaks the tape.
-cdef void note_primitive(PyObject* prim) noexcept
+# Note that a primitive is bound, with parameters of these names. One that is not run in a way of
+# JAX's own breaks the tape, and so does one that has effects or calls Python.
+cdef void note_primitive(PyObject* prim, PyObject** params, PyObject* names) noexcept
 
 # Are primitives run in the way in which they were when they were noted? Pairs as in a tape.
 cdef bint have_their_rules(list primitives) except -1

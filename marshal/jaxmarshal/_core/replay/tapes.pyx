@@ -24,7 +24,7 @@ from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_DICT, JM_KEY_ARRAY, JM_LIST, JM_LITERAL, JM_NDARRAY, JM_NONE, JM_REF, JM_TOKEN,
     JM_TRACER, JM_TUPLE, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
 )
-from jaxmarshal._core.values.methods cimport PyObject_Vectorcall, vectorcallfunc
+from jaxmarshal._core.values.methods cimport PyObject_Vectorcall, named_arguments, vectorcallfunc
 from jaxmarshal._core.values.narrowing cimport narrows_silently
 from jaxmarshal._reports.counting cimport TRACE
 
@@ -40,6 +40,7 @@ cdef extern from *:
 
 cdef object _jit_primitive = private.jit_primitive
 cdef object _custom_jvp_primitive = private.custom_jvp_primitive
+cdef object _jaxprs_in = private.jaxprs_in_params
 cdef object _key_type = private.PRNGKeyArray
 cdef object _x64 = private.enable_x64
 cdef object _typed_array = private.TypedNdArray
@@ -330,9 +331,25 @@ cdef void note(
         tape.broken = True
 
 
-cdef int _note_primitive(Tape tape, object prim) except -1:
+cdef bint _has_effects(object prim, dict params) except -1:
+    """Would a computation do more than return its results, or call Python?
+
+    A replay leaves out what needs no result, and the reference makes a call anew that has failed.
+    """
+    if "callback" in prim.name:
+        return True
+    for jaxpr in _jaxprs_in(params):
+        if jaxpr.effects or any([_has_effects(step.primitive, step.params) for step in jaxpr.eqns]):
+            return True
+    return False
+
+
+cdef int _note_primitive(Tape tape, object prim, dict params) except -1:
     cdef Context context
     cdef int reason
+    if _has_effects(prim, params):
+        tape.broken = True
+        return 0
     if prim is _jit_primitive:
         return 0    # of a jitted function that is called, and is a step
     if prim is _custom_jvp_primitive:
@@ -350,12 +367,12 @@ cdef int _note_primitive(Tape tape, object prim) except -1:
     return 0
 
 
-cdef void note_primitive(PyObject* prim) noexcept:
+cdef void note_primitive(PyObject* prim, PyObject** params, PyObject* names) noexcept:
     cdef Tape tape = current
     if not _is_about(tape):
         return
     try:
-        _note_primitive(tape, <object>prim)
+        _note_primitive(tape, <object>prim, named_arguments(params, names))
     except Exception:
         tape.broken = True
 

@@ -11,6 +11,9 @@ cdef extern from "jaxmarshal/vectorcall.h":
     ) noexcept
     Py_ssize_t PyVectorcall_NARGS(size_t nargsf) noexcept
 
+# The arguments by name of such a call, which come after those by position.
+cdef dict named_arguments(PyObject** args, PyObject* names)
+
 # Stands in for one of the reference's functions, or in a class for one of its methods; then
 # `implementation` gets the object itself as its first argument.
 cdef class Method:

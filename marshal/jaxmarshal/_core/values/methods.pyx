@@ -35,6 +35,16 @@ def _found(module, name):
     return found
 
 
+cdef dict named_arguments(PyObject** args, PyObject* names):
+    cdef Py_ssize_t i
+    if names == NULL:
+        return {}
+    return {
+        <object>PyTuple_GET_ITEM(names, i): <object>args[i]
+        for i in range(PyTuple_GET_SIZE(names))
+    }
+
+
 cdef class Method:
     """One of the reference's methods or functions, accelerated.
 
