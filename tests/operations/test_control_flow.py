@@ -311,6 +311,23 @@ def test_trap_10_a_callback_that_fails_once(kind):
     assert found[1] == found[0]
 
 
+@pytest.mark.parametrize("branches", [list, tuple])
+def test_trap_10_an_only_branch(branches):
+    """Trap 10: `switch` calls an only branch in each call, with the arguments themselves."""
+    seen, factor = [], 1
+
+    def branch(x):
+        seen.append(x)
+        return x * factor
+
+    x = array(1)
+    for call in range(6):
+        factor = call + 1
+        assert np.array_equal(lax.switch(0, branches([branch]), x), np.asarray(x) * factor)
+    assert len(seen) == 6
+    assert all(one is x for one in seen)
+
+
 @pytest.mark.errors
 def test_errors():
     """A body that returns another type is JAX's error, each time."""

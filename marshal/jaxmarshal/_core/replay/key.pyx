@@ -165,6 +165,10 @@ cdef object _part(object arg, Sources* sources, int* reason):
         return ("complex", bits_of(arg.real), bits_of(arg.imag))
     if kind == JM_KEY_ARRAY:
         return _key_part(arg, sources, reason)
+    if sources.with_functions and kind in (JM_TUPLE, JM_LIST) and len(arg) == 1:
+        if callable(arg[0]):    # `switch` calls an only branch each time, and traces nothing
+            reason[0] = OPTIONS
+            return None
     if kind == JM_TUPLE:
         return _items_part("tuple", arg, sources, reason)
     if kind == JM_LIST:
