@@ -31,7 +31,7 @@ def free_port():
 def run_together(count, folder, *what):
     """(exit status, objects reported, output) of each of `count` processes."""
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAXMARSHAL")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE_ROOT), str(HERE)])
+    environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE_ROOT), str(HERE.parent / "harness")])
     port = free_port()
     files = [folder / f"{'-'.join(what)}-{number}.json" for number in range(count)]
     processes = [
