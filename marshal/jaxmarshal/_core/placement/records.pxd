@@ -114,8 +114,8 @@ cdef TargetPlan find_target(Records records, object target)
 # device, as jitted functions do, and not through that cache?
 cdef int resolve_host(jm_slot* slot, TargetPlan target, bint direct=*) except -1
 
-# Has a numpy array that was resolved the same shape and dtype still? What was converted then, its
-# elements may have changed since, is converted anew. True of other arguments.
+# Has a numpy array that was resolved the same shape and dtype still? What was converted then is
+# converted anew, as its elements may have changed since. True of other arguments.
 cdef bint resolve_again(jm_slot* slot) except -1
 
 # Does the reference cut host data into shards in Python, as it does unless told otherwise?
