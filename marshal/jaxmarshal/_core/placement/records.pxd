@@ -19,6 +19,7 @@ cdef enum Action:
     MOVE       # an array to another sharding, as the reference's own shard_args does it
     CALL       # by the jitted function that the reference calls; see `reshard`
     REFUSED    # it is why no plan can be made
+    KEPT       # a scalar of which a plan keeps an array
     CUSTOM_LAYOUT    # an array whose data do not lie in the default layout
 
 cdef enum:
@@ -49,6 +50,7 @@ cdef class TargetPlan:
     cdef object target         # None, a Device, a Sharding or a PartitionSpec
     cdef object sharding       # of the results; where `target` is a sharding the caller's is used
     cdef bint is_sharding      # or a PartitionSpec
+    cdef bint by_sharding      # `sharding` is equal to the target, and finds the record too
     cdef bint of_spec          # `sharding` is made of it and the mesh that is set
     cdef object committed      # of the results, a bool
     cdef list devices          # addressable ones, in the order of the shards

@@ -17,6 +17,7 @@ from jaxmarshal._core.values.arguments cimport (
     jm_slot, jm_table, jm_table_free, jm_table_init, push_argument, set_ready
 )
 from jaxmarshal._core.values.array_words cimport is_gone
+from jaxmarshal._core.values.capi cimport replace_reference
 from jaxmarshal._core.values.kinds cimport JM_ARRAY, JM_BOOL, JM_NDARRAY, JM_NP_SCALAR
 from jaxmarshal._core.values.live_objects cimport JM_DEBUG, counters, jm_counters
 from jaxmarshal._core.values.narrowing cimport narrows_silently, scalar_array
@@ -141,15 +142,11 @@ cdef void _keep_leaf(TargetPlan target, LeafPlan plan) noexcept:
     cdef size_t h = _leaf_hash(plan.kind, <PyObject*>plan.dtype, plan.ndim, plan.dims)
     cdef int i
     cdef size_t place = h & (LEAF_TABLE - 1)
-    cdef PyObject* old
     for i in range(LEAF_PROBES):
         if target.leaves[(h + i) & (LEAF_TABLE - 1)] == NULL:
             place = (h + i) & (LEAF_TABLE - 1)
             break
-    old = target.leaves[place]
-    Py_INCREF(plan)
-    target.leaves[place] = <PyObject*>plan
-    Py_XDECREF(old)
+    replace_reference(&target.leaves[place], plan)
 
 
 # --- Finding -------------------------------------------------------------------------------------
@@ -229,6 +226,8 @@ cdef TargetPlan find_target(Records records, object target):
         return records.default
     for item in records.recent:
         plan = <TargetPlan>item
+        if plan.by_sharding and plan.sharding is target:
+            return plan
         if plan.target is target and _has_mesh(plan):
             return plan
     if not _may_be_recorded(target):
@@ -416,6 +415,7 @@ cdef TargetPlan _record_target(
     plan.target = target
     plan.is_sharding = target is not None and type(target) is not _device_type
     plan.sharding = sharding
+    plan.by_sharding = plan.is_sharding and not plan.of_spec and bool(sharding == target)
     plan.committed = result.committed
     plan.devices = list(sharding._addressable_device_assignment)
     if not plan.devices:

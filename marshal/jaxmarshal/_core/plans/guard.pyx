@@ -1,15 +1,14 @@
 """Comparing arguments with what a plan was recorded for."""
 
 from cpython.object cimport PyObject, PyTypeObject
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_New
 
-from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.placement.records cimport (
     LeafPlan, TargetPlan, find_target, records_of, resolve_host
 )
 from jaxmarshal._core.plans.intake cimport jm_guard, jm_intake
-from jaxmarshal._core.plans.plan cimport Plan
+from jaxmarshal._core.plans.plan cimport Plan, is_scalar, take_kept_scalar
 from jaxmarshal._core.values.arguments cimport (
     JM_COUNT_BUFFER_READ, jm_slot, jm_table, jm_table_clear, push_argument, set_ready
 )
@@ -17,7 +16,7 @@ from jaxmarshal._core.values.array_words cimport (
     array_aval, array_buffer, array_committed, array_sharding, jm_buffer_is_donated,
     jm_buffer_layout_is_default, layout
 )
-from jaxmarshal._core.values.capi cimport jm_tuple_items
+from jaxmarshal._core.values.capi cimport jm_tuple_items, replace_reference
 from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_KEY_ARRAY, JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, classify, jm_kind_is_argument,
     jm_kind_is_host, jm_kind_of_type, types
@@ -39,18 +38,13 @@ cdef object _key_type = private.PRNGKeyArray
 cdef inline bint _same(PyObject** recorded, object found) except -1:
     """By pointer first; then by equality, which makes `found` the recorded object."""
     cdef object known
-    cdef PyObject* old
     if recorded[0] == <PyObject*>found:
         return True
     known = <object>recorded[0]    # held: a comparison may let another thread adopt a pointer
     if type(known) is not type(found) or not (known == found):
         return False
-    if is_asked():
-        return True
-    Py_INCREF(found)
-    old = recorded[0]
-    recorded[0] = <PyObject*>found
-    Py_DECREF(<object>old)
+    if not is_asked():
+        replace_reference(recorded, found)
     return True
 
 
@@ -95,21 +89,34 @@ cdef bint take_base_array(jm_slot* slot) except -1:
     return True
 
 
-cdef int _check_host(jm_guard* guard, jm_slot* slot, Context context) except -1:
-    cdef TargetPlan target
-    cdef int reason
-    target = find_target(records_of(context), <object>guard.where)
-    if target is None:
-        return NOT_RECORDED
-    reason = resolve_host(slot, target, True)
-    if reason:
-        return reason
-    aval = (<LeafPlan>slot.plan).aval
+cdef inline bint _is_alike(jm_guard* guard, object aval) except -1:
+    """Is this aval of host data the recorded one? By pointer first, as in `_same`."""
+    cdef object wanted
+    if guard.aval == <PyObject*>aval:
+        return True
     wanted = <object>guard.aval
     if (
         aval.dtype != wanted.dtype or aval.shape != wanted.shape
         or aval.weak_type != wanted.weak_type
     ):
+        return False
+    if not is_asked():
+        replace_reference(&guard.aval, aval)
+    return True
+
+
+cdef int _check_host(Plan plan, jm_guard* guard, jm_slot* slot) except -1:
+    cdef TargetPlan target
+    cdef int reason
+    if plan.keeps_scalars and is_scalar(slot.kind) and take_kept_scalar(plan, slot):
+        return HIT
+    target = find_target(records_of(plan.context), <object>guard.where)
+    if target is None:
+        return NOT_RECORDED
+    reason = resolve_host(slot, target, True)
+    if reason:
+        return reason
+    if not _is_alike(guard, (<LeafPlan>slot.plan).aval):
         return AVAL
     Py_INCREF(target)
     slot.target = <PyObject*>target
@@ -138,7 +145,7 @@ cdef int _take_other(jm_intake* intake, object obj, int kind) except -1:
     slot = &intake.table.slots[intake.table.count - 1]
     slot.number = guard - (<Plan>intake.plan).guards
     if kind != JM_KEY_ARRAY:
-        return _check_host(guard, slot, (<Plan>intake.plan).context)
+        return _check_host(<Plan>intake.plan, guard, slot)
     reason = _check_key(intake, guard, slot)
     if reason == HIT:
         _set_input(intake, guard, slot.ready)

@@ -1,10 +1,11 @@
 """Making plans from what the reference has."""
 
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF, Py_XDECREF
 
 from jaxmarshal._core.context.configuration cimport Context
-from jaxmarshal._core.placement.records cimport CUSTOM_LAYOUT, REFUSED, ensure_recorded
+from jaxmarshal._core.placement.records cimport (
+    CUSTOM_LAYOUT, REFUSED, TargetPlan, ensure_recorded, find_target, records_of
+)
 from jaxmarshal._core.plans.guard cimport take_base_array
 from jaxmarshal._core.plans.intake cimport jm_guard
 from jaxmarshal._core.plans.plan cimport Plan
@@ -12,6 +13,7 @@ from jaxmarshal._core.values.arguments cimport jm_slot, jm_table
 from jaxmarshal._core.values.array_words cimport (
     is_gone, jm_array_layout, jm_buffer_layout_is_default, jm_word, words_of
 )
+from jaxmarshal._core.values.capi cimport replace_reference
 from jaxmarshal._core.values.kinds cimport JM_ARRAY, JM_KEY_ARRAY, jm_kind_is_host
 from jaxmarshal._reports.counting cimport (
     CONTEXT, DELETED, EXECUTABLE, HIT, KEY_ARRAY, LAYOUT, OBJECT_LAYOUT, SHARDING
@@ -21,12 +23,6 @@ from jaxmarshal._jax import private
 
 cdef object _single_type = private.SingleDeviceSharding
 cdef object _named_type = private.NamedSharding
-
-
-cdef inline void _own(PyObject** place, object value) noexcept:
-    Py_INCREF(value)
-    Py_XDECREF(place[0])
-    place[0] = <PyObject*>value
 
 
 # --- First step ----------------------------------------------------------------------------------
@@ -47,8 +43,8 @@ cdef int _draft_array(Plan plan, jm_guard* guard, jm_slot* slot, object array) e
     cdef void* buffer
     if is_gone(array):
         return DELETED
-    _own(&guard.aval, array.aval)
-    _own(&guard.where, array.sharding)
+    replace_reference(&guard.aval, array.aval)
+    replace_reference(&guard.where, array.sharding)
     guard.committed = array.committed
     if not _find_words(plan, guard):
         return OBJECT_LAYOUT
@@ -66,12 +62,12 @@ cdef int _draft_guard(Plan plan, jm_guard* guard, jm_slot* slot) except -1:
     if slot.kind == JM_ARRAY:
         return _draft_array(plan, guard, slot, <object>slot.obj)
     if slot.kind != JM_KEY_ARRAY:
-        _own(&guard.aval, private.abstractify(<object>slot.obj))
+        replace_reference(&guard.aval, private.abstractify(<object>slot.obj))
         return HIT
     # Checks of key reuse look at every call.
     if private.debug_key_reuse.value or not take_base_array(slot):
         return KEY_ARRAY
-    _own(&guard.impl, (<object>slot.obj)._impl)
+    replace_reference(&guard.impl, (<object>slot.obj)._impl)
     return _draft_array(plan, guard, slot, <object>slot.ready)
 
 
@@ -111,7 +107,7 @@ cdef int _place_argument(jm_guard* guard, jm_slot* slot, object sharding) except
     if jm_kind_is_host(slot.kind):
         if type(sharding) is not _single_type and type(sharding) is not _named_type:
             return EXECUTABLE
-        _own(&guard.where, sharding)
+        replace_reference(&guard.where, sharding)
         return HIT
     if slot.kind == JM_KEY_ARRAY:
         sharding = private.physical_sharding((<object>slot.obj).aval, sharding)
@@ -143,7 +139,7 @@ cdef bint complete_plan(
             reason[0] = _place_argument(guard, &table.slots[i], shardings[position])
             position += 1
         elif jm_kind_is_host(guard.kind):
-            _own(&guard.where, None)    # pruned: where it would go does not matter
+            replace_reference(&guard.where, None)    # pruned: where it would go does not matter
         if guard.input >= 0 and reason[0]:
             table.slots[i].action = REFUSED
             return False
@@ -194,10 +190,15 @@ cdef Plan make_plan(
 cdef int record_host_arguments(Plan plan, jm_table* table) except -1:
     cdef Py_ssize_t i
     cdef jm_guard* guard
+    cdef TargetPlan target
     for i in range(plan.count):
         guard = &plan.guards[i]
         if jm_kind_is_host(guard.kind):
             ensure_recorded(
                 <object>table.slots[i].obj, guard.kind, <object>guard.where, plan.context
             )
+            # The object by which all plans find it, whichever equal one each was made with.
+            target = find_target(records_of(plan.context), <object>guard.where)
+            if target is not None and target.by_sharding:
+                replace_reference(&guard.where, target.sharding)
     return 0

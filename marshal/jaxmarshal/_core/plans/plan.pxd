@@ -10,6 +10,7 @@ its place.
 from cpython.object cimport PyObject
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.plans.intake cimport jm_guard, jm_intake
+from jaxmarshal._core.values.arguments cimport jm_slot
 from jaxmarshal._core.values.array_words cimport jm_array_layout
 from jaxmarshal._core.values.kinds cimport JM_BOOL, JM_FLOAT, JM_INT
 from jaxmarshal._core.values.trees cimport Structure
@@ -75,6 +76,10 @@ cdef inline int reason_of_miss(Plan plan, int refused, int reason) noexcept:
 # Is it the kind of a Python scalar that can be kept?
 cdef inline bint is_scalar(int kind) noexcept:
     return kind == JM_BOOL or kind == JM_INT or kind == JM_FLOAT
+
+# Does the plan keep an array of the scalar that this argument is? Then that is what goes to the
+# executable, and nothing is looked up or converted.
+cdef bint take_kept_scalar(Plan plan, jm_slot* slot) except -1
 
 # How many plans are kept of one owner: as many executables as jaxlib itself keeps.
 cdef Py_ssize_t most_plans

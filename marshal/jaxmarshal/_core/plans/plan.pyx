@@ -10,7 +10,7 @@ from libc.string cimport memcpy, memset
 import weakref
 
 from jaxmarshal._core.context.configuration cimport transfers_unguarded
-from jaxmarshal._core.placement.records cimport TargetPlan, put_host
+from jaxmarshal._core.placement.records cimport KEPT, TargetPlan, put_host
 from jaxmarshal._core.plans.backoff cimport failed_again
 from jaxmarshal._core.plans.intake cimport jm_guard, jm_intake
 from jaxmarshal._core.values.arguments cimport jm_slot
@@ -330,16 +330,34 @@ cdef class Scalar:
     cdef object array
 
 
+cdef inline Scalar _taken(jm_slot* slot):
+    """What `take_kept_scalar` has found for this argument."""
+    return <Scalar>slot.plan if slot.action == KEPT else None
+
+
 cdef Scalar _scalar_of(Plan plan, jm_slot* slot):
     """What is known of the value that this argument has now, or None."""
-    cdef Scalar scalar
-    cdef list known = plan.scalars.get(slot.number)
+    cdef Scalar scalar = _taken(slot)
+    cdef list known
+    if scalar is not None or plan.scalars is None:
+        return scalar
+    known = plan.scalars.get(slot.number)
     if known is not None:
         for item in known:
             scalar = <Scalar>item
             if _is_the_same(scalar.value, <object>slot.obj):
                 return scalar
     return None
+
+
+cdef bint take_kept_scalar(Plan plan, jm_slot* slot) except -1:
+    cdef Scalar scalar = _scalar_of(plan, slot)
+    if scalar is None or scalar.array is None:
+        return False
+    Py_INCREF(scalar)
+    slot.plan = <PyObject*>scalar
+    slot.action = KEPT
+    return True
 
 
 cdef int _meet_scalar(Plan plan, jm_slot* slot) except -1:

@@ -1,10 +1,10 @@
 """The argument table; see the header for ownership and failure."""
 
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport int32_t
 
 from jaxmarshal._core.values.array_words cimport array_buffer
+from jaxmarshal._core.values.capi cimport replace_reference
 from jaxmarshal._core.values.kinds cimport JM_ARRAY, JM_NDARRAY, JM_OTHER, classify, kind_of_unknown
 from jaxmarshal._core.values.live_objects cimport counters, jm_counters
 
@@ -56,7 +56,4 @@ cdef inline int push_argument(
 
 # Put what is ready for the call, or its result, into the place of what was there.
 cdef inline void set_ready(jm_slot* slot, object ready) noexcept:
-    cdef PyObject* old = slot.ready
-    Py_INCREF(ready)
-    slot.ready = <PyObject*>ready
-    Py_XDECREF(old)
+    replace_reference(&slot.ready, ready)

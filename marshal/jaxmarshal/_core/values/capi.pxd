@@ -1,6 +1,7 @@
 """What several modules take from CPython, and from headers about its containers, declared once."""
 
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 
 cdef extern from *:
     bint PyDict_CheckExact(PyObject* obj) noexcept
@@ -25,3 +26,10 @@ cdef extern from "jaxmarshal/compat.h":
 cdef extern from "jaxmarshal/containers.h":
     PyObject** jm_list_items(object items) noexcept
     PyObject** jm_tuple_items(object items) noexcept
+
+# Have a place own another object. What it owned goes last, for that may run code.
+cdef inline void replace_reference(PyObject** place, object value) noexcept:
+    cdef PyObject* old = place[0]
+    Py_INCREF(value)
+    place[0] = <PyObject*>value
+    Py_XDECREF(old)
