@@ -27,11 +27,13 @@ from jaxmarshal._core.values.arguments cimport (
 from jaxmarshal._core.values.array_words cimport (
     array_aval, array_committed, array_dtype, array_sharding, is_gone
 )
+from jaxmarshal._core.values.capi cimport replace_reference
 from jaxmarshal._core.values.errors cimport propagate
 from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_KEY_ARRAY, classify, jm_kind_is_argument, jm_kind_is_host
 )
 from jaxmarshal._core.values.live_objects cimport JM_DEBUG, counters
+from jaxmarshal._core.values.shardings cimport same_sharding, token_of
 from jaxmarshal._core.values.targets cimport is_reached_by_function, is_target
 from jaxmarshal._core.values.trees cimport (
     NEEDS_REGISTRY, REGISTRY_NODE, Structure, flatten_tree, flatten_tree_function,
@@ -96,8 +98,10 @@ cdef inline int _resolve_untargeted(jm_slot* slot, int semantics) except -1:
 
 cdef inline int _resolve_move(jm_slot* slot, TargetPlan plan) except -1:
     cdef object array = <object>slot.obj
-    if (array_sharding(array), array_aval(array)) not in plan.moves:
+    aval = plan.moves.get((token_of(array_sharding(array)), array_aval(array)))
+    if aval is None:
         return NOT_RECORDED
+    replace_reference(&slot.plan, aval)
     slot.action = MOVE
     return HIT
 
@@ -114,7 +118,7 @@ cdef int _resolve_for_device(
     device = sharding._device
     if device is target:
         # Pinned memory of the same device is another place.
-        if sharding is not plan.sharding and sharding != plan.sharding:
+        if not same_sharding(sharding, plan.sharding):
             return TARGET
         slot.action = COPY if semantics == ALWAYS_COPY else WRAP
     elif device.client is target.client:
@@ -139,7 +143,7 @@ cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan, int seman
         return DTYPE
     if (
         semantics == REUSE and plan.is_sharding and array_committed(array)
-        and (sharding is target or sharding == target)
+        and same_sharding(sharding, target)
     ):
         return _return_itself(slot)
     if is_gone(array):
@@ -230,7 +234,7 @@ cdef int _move_all(jm_table* table, object device, int semantics) except -1:
         if slot.target == NULL:
             committed = bool(array_committed(array))
         else:
-            aval = (<TargetPlan>slot.target).moves[sharding, aval]
+            aval = <object>slot.plan
             sharding = sharding_for(
                 <TargetPlan>slot.target, device if slot.prefix == NULL else <object>slot.prefix
             )

@@ -17,7 +17,8 @@ cdef class Number:
 cdef class Row:
     cdef int entry           # the number of its entry point
     cdef int named           # and that of the function, among those that share it; 0 for none
-    cdef object reference    # what is called, and part of the key
+    cdef object reference    # what is called
+    cdef object part         # of the key: which function it is
     cdef object call         # by which it is called
     cdef int missed          # calls in a row that nothing fitted, and of which nothing was kept
     cdef int recorded        # calls of which something was kept, since one was replayed

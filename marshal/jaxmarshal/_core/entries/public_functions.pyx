@@ -25,7 +25,7 @@ from jaxmarshal._core.plans.jit_configuration cimport operation_context
 from jaxmarshal._core.replay cimport tapes
 from jaxmarshal._core.replay.key cimport (
     HOST, HOST_ARRAYS, HOST_OPERAND, NO_HOST, HostData, Sources, has_own_default_impl, key_of,
-    MOST_SOURCES, key_with_rows, numbers_in, release_sources, states_now
+    MOST_SOURCES, function_part, key_with_rows, numbers_in, release_sources, states_now
 )
 from jaxmarshal._core.replay.plays cimport (
     MOST_KEPT, Play, Replay, Seen, came_before, drop_play, find_play, has_room, is_play_wanted,
@@ -87,6 +87,7 @@ cdef class Row:
     def __cinit__(self, int entry, reference):
         self.entry = entry
         self.reference = self.call = reference
+        self.part = function_part(reference)
         self.numbers = []
         _rows.append(self)
 
@@ -358,7 +359,7 @@ cdef object _key_with_rows(
     cdef list rows = []
     if not row.with_index or not n:
         return None
-    key = key_with_rows(row.reference, args, n, names, sources, rows)
+    key = key_with_rows(row.part, args, n, names, sources, rows)
     if key is None or sources.count + len(rows) > MOST_SOURCES:
         return None
     for i in range(sources.count):
@@ -679,7 +680,7 @@ cdef Context _look_up(
     cdef Context context = operation_context(reason)
     if context is None:
         return None
-    key[0] = key_of(row.reference, args, n, names, sources, reason)
+    key[0] = key_of(row.part, args, n, names, sources, reason)
     if key[0] == NULL:
         return None
     reason[0] = _obstacle(sources)

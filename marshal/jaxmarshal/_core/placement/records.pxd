@@ -59,7 +59,7 @@ cdef class TargetPlan:
     # Does the reference cut arrays first, and convert the parts? Otherwise it converts an array,
     # past its cache of converted arrays, and cuts what it got.
     cdef bint cuts_first
-    cdef dict moves            # (source sharding, aval) -> aval of the moved array
+    cdef dict moves            # (token of the source's sharding, aval) -> aval of the moved array
     cdef PyObject* leaves[LEAF_TABLE]    # owned LeafPlans of arrays and numpy scalars, or NULL
     cdef PyObject* scalars[KIND_COUNT]   # owned LeafPlans of Python scalars, by kind
 

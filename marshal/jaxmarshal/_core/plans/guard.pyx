@@ -22,6 +22,7 @@ from jaxmarshal._core.values.kinds cimport (
     jm_kind_is_host, jm_kind_of_type, types
 )
 from jaxmarshal._core.values.live_objects cimport counters
+from jaxmarshal._core.values.shardings cimport same_sharding
 from jaxmarshal._reports.counting cimport (
     AVAL, COMMITTED, DELETED, HIT, KEY_ARRAY, LAYOUT, NOT_RECORDED, SHARDING, is_asked
 )
@@ -48,13 +49,26 @@ cdef inline bint _same(PyObject** recorded, object found) except -1:
     return True
 
 
+cdef inline bint _is_there(jm_guard* guard, object sharding) except -1:
+    """The same for the sharding of an array."""
+    cdef object known
+    if guard.where == <PyObject*>sharding:
+        return True
+    known = <object>guard.where
+    if not same_sharding(known, sharding):
+        return False
+    if not is_asked():
+        replace_reference(&guard.where, sharding)
+    return True
+
+
 cdef int _check_array(jm_intake* intake, jm_guard* guard, object array) except -1:
     cdef void* buffer
     if array_buffer(array) == NULL:
         return DELETED    # or never filled: then it has no aval either
     if not _same(&guard.aval, array_aval(array)):
         return AVAL
-    if not _same(&guard.where, array_sharding(array)):
+    if not _is_there(guard, array_sharding(array)):
         return SHARDING
     if array_committed(array) != guard.committed:
         return COMMITTED

@@ -29,7 +29,8 @@ cdef extern from *:
 cdef object _ARRAY = object()     # an array that is there once
 cdef object _TRUE = object()      # the bools compare equal to numbers
 cdef object _FALSE = object()
-cdef frozenset _own_impls = frozenset(map(id, private.prng_impls))
+# JAX's own kinds of keys, by id: the parts of keys of calls that they are. Hashing one runs Python.
+cdef dict _own_impls = {id(impl): ("key", id(impl)) for impl in private.prng_impls}
 cdef frozenset _own_impl_names = private.prng_impl_names
 cdef dict _all_impls = private.all_prng_impls
 cdef object _update_type = private.IndexUpdateRef
@@ -70,6 +71,16 @@ cdef object _dtype_part(object dtype):
     return None if known is None else known[1]
 
 
+# --- Functions -----------------------------------------------------------------------------------
+
+cdef object function_part(object function):
+    """The part of one of the reference's functions, which is there for good.
+
+    Those of numpy's kind are hashed and compared in Python.
+    """
+    return ("ufunc", id(function)) if type(function) is private.ufunc else function
+
+
 # --- Values --------------------------------------------------------------------------------------
 
 cdef void release_sources(Sources* sources) noexcept:
@@ -100,11 +111,12 @@ cdef bint is_own_impl(object impl) except -1:
 
 
 cdef object _key_part(object key, Sources* sources, int* reason):
-    if not is_own_impl(key._impl):
+    impl = _own_impls.get(id(key._impl))
+    if impl is None:
         reason[0] = OPTIONS    # it has functions of the user's
         return None
     part = _source_part(key, sources, reason)
-    return ("key", key._impl) if part is _ARRAY else part
+    return impl if part is _ARRAY else part
 
 
 cdef object _host_part(object data, Sources* sources, int* reason):
@@ -183,7 +195,7 @@ cdef object _part(object arg, Sources* sources, int* reason):
     if sources.with_functions and (cls is FunctionType or cls is _jitted_type):
         return weakref.ref(arg)    # those of live functions are equal if the functions are the same
     if sources.with_functions and id(arg) in _own_ufuncs:
-        return ("ufunc", id(arg))
+        return function_part(arg)
     if cls is str:
         if arg in _all_impls and arg not in _own_impl_names:
             reason[0] = OPTIONS    # as above
