@@ -150,6 +150,36 @@ def test_trap_15_in_the_middle_of_a_call(change, moment, signatures):
     assert live_objects.snapshot()["live_plans"] <= before
 
 
+@pytest.mark.parametrize("times", [0, 1, 2])
+@pytest.mark.parametrize("moment", ["flatten", "unflatten"])
+def test_trap_15_in_the_middle_of_a_recorded_call(moment, times):
+    """Trap 15: a program that was traced in another configuration is not kept for that of the call."""
+
+    def run(kind):
+        acting, seen = Acting(moment), []
+        function = kind(lambda node: jax.tree.map(lambda x: x + jnp.zeros(1), node))
+        node = acting.node(jnp.ones(2, np.int32), [jnp.ones(2, np.float32)])
+
+        def call():
+            seen.append(described(function(node)))
+
+        for _ in range(times):
+            call()
+        function.clear_cache()    # so that each moment comes
+        acting.act = lambda: jax.config.update("jax_enable_x64", True)
+        call()
+        assert acting.act is None
+        jax.config.update("jax_enable_x64", False)
+        for _ in range(4):
+            call()
+        return seen
+
+    try:
+        assert run(jaxmarshal.jit) == run(jax.jit)
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
 def seen_by_both(body):
     """What a body says that is given `jax.jit` and `jaxmarshal.jit`: equal, with calls that hit."""
     expected = body(jax.jit)
