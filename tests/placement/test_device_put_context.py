@@ -22,6 +22,7 @@ from samples import TRANSFORMS, device, mesh_of, odd_values, targets
 from support import aligned, config_updated, counts, same_as_jax, transfer_log
 
 import jaxmarshal
+from jaxmarshal._jax import private
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.with mesh.. context manager:DeprecationWarning"),
@@ -268,15 +269,37 @@ def test_trap_15_a_flatten_function_switches_the_context(switched):
     assert counts() == (2, {"not_recorded": 1, "context": 1})
 
 
-def test_trap_15_nothing_is_recorded_of_a_context_that_has_changed(switched):
+@pytest.mark.parametrize("target", [None, 2])
+def test_trap_15_nothing_is_recorded_of_a_context_that_has_changed(switched, target):
     """Trap 15: a first call whose flatten function switches it says nothing of later calls."""
     name, before, times = switched
-    host = aligned(7, np.float64)
-    jaxmarshal.device_put([Acts(host), host])
+    host, where = aligned(7, np.float64), None if target is None else device(target)
+    jaxmarshal.device_put([Acts(host), host], where)
     assert times
     jax.config.update(name, before)
     jaxmarshal.reset_stats()
-    same_as_jax(lambda: host)
+    same_as_jax(lambda: host, where)
+
+
+def test_trap_15_the_default_device_is_set_and_set_back():
+    """Trap 15: so it may be while the reference puts the data, here by a profile function."""
+    host, happened = np.ones(7, np.float32), []
+
+    def profile(frame, event, _):
+        is_first = frame.f_code is private.device_put.__code__
+        if is_first and event in ("call", "return"):
+            jax.config.update("jax_default_device", device(3) if event == "call" else None)
+            happened.append(event)
+
+    with config_updated("jax_default_device", None):
+        sys.setprofile(profile)
+        try:
+            assert jaxmarshal.device_put(host).devices() == {device(3)}
+        finally:
+            sys.setprofile(None)
+        assert happened == ["call", "return"]
+        for _ in range(3):
+            assert jaxmarshal.device_put(host).devices() == {device(0)}
 
 
 def test_trap_15_another_thread_switches_the_context():

@@ -21,6 +21,7 @@ from jaxmarshal import api, fronts
 from jaxmarshal._core.context import bypassed
 from jaxmarshal._core.entries import (
     array_from_host,
+    array_types,
     bind,
     device_put,
     executables,
@@ -408,6 +409,7 @@ def _apply(held: set[str]) -> None:
                 for place in entry.places
             ]
     replace(changes)
+    array_types.use_installed("bind" in _installed)
     by_libraries = fronts.use_installed(held)
     jit.use_installed(
         "jit" in _installed, "xla_primitive_callable" in _installed, by_libraries

@@ -345,6 +345,7 @@ jnp_asarray = jnp.asarray
 jnp_array = jnp.array
 array_getitem = ArrayImpl if isinstance(ArrayImpl, _Missing) else ArrayImpl.__getitem__
 aval_mappings = _lookup("jax._src.core", "pytype_aval_mappings")
+type_of_array = lookup_quietly("jax._src.array", "_get_aval_array")
 buffer_to_dlpack = _lookup("jaxlib._jax", "buffer_to_dlpack_managed_tensor")
 #: What hands out the elements of an array: through the first of them go Python's conversions and
 #: `__array__`, through the last one `__dlpack__`. (The buffer protocol is another way.)

@@ -1,0 +1,5 @@
+from typing import Any
+
+type_of_array: Any
+
+def use_installed(is_installed: bool) -> None: ...
