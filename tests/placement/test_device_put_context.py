@@ -281,25 +281,55 @@ def test_trap_15_nothing_is_recorded_of_a_context_that_has_changed(switched, tar
     same_as_jax(lambda: host, where)
 
 
-def test_trap_15_the_default_device_is_set_and_set_back():
-    """Trap 15: so it may be while the reference puts the data, here by a profile function."""
-    host, happened = np.ones(7, np.float32), []
+def put_while_switched(host, target, enter, leave):
+    """The result of a first call, with something done when the reference begins and ends.
+
+    A profile function does it, as another thread might.
+    """
+    happened = []
 
     def profile(frame, event, _):
-        is_first = frame.f_code is private.device_put.__code__
-        if is_first and event in ("call", "return"):
-            jax.config.update("jax_default_device", device(3) if event == "call" else None)
+        act = {"call": enter, "return": leave}.get(event)
+        if act is not None and frame.f_code is private.device_put.__code__:
             happened.append(event)
+            act()
+
+    sys.setprofile(profile)
+    try:
+        result = jaxmarshal.device_put(host, target)
+    finally:
+        sys.setprofile(None)
+    assert happened == ["call", "return"]
+    return result
+
+
+def test_trap_15_the_default_device_is_set_and_set_back():
+    """Trap 15: so it may be while the reference puts the data."""
+    host = np.ones(7, np.float32)
+
+    def switch(to):
+        return lambda: jax.config.update("jax_default_device", to)
 
     with config_updated("jax_default_device", None):
-        sys.setprofile(profile)
-        try:
-            assert jaxmarshal.device_put(host).devices() == {device(3)}
-        finally:
-            sys.setprofile(None)
-        assert happened == ["call", "return"]
+        first = put_while_switched(host, None, switch(device(3)), switch(None))
+        assert first.devices() == {device(3)}
         for _ in range(3):
             assert jaxmarshal.device_put(host).devices() == {device(0)}
+
+
+def test_trap_15_the_types_are_switched():
+    """Trap 15: what the reference puts may have other types than the call would have had."""
+    host = np.ones(7, np.float64)
+
+    def switch():
+        jax.config.update("jax_enable_x64", True)
+
+    with config_updated("jax_enable_x64", False):
+        first = put_while_switched(host, device(2), switch, lambda: None)
+        assert first.dtype == np.float64
+        jax.config.update("jax_enable_x64", False)
+        for _ in range(3):
+            assert jaxmarshal.device_put(host, device(2)).dtype == np.float32
 
 
 def test_trap_15_another_thread_switches_the_context():

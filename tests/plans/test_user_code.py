@@ -153,7 +153,7 @@ def test_trap_15_in_the_middle_of_a_call(change, moment, signatures):
 @pytest.mark.parametrize("times", [0, 1, 2])
 @pytest.mark.parametrize("moment", ["flatten", "unflatten"])
 def test_trap_15_in_the_middle_of_a_recorded_call(moment, times):
-    """Trap 15: a program that was traced in another configuration is not kept for that of the call."""
+    """Trap 15: a program traced in another configuration is not kept for that of the call."""
 
     def run(kind):
         acting, seen = Acting(moment), []
