@@ -50,7 +50,6 @@ def made_by_several_functions(n=12):
     pytest.param(lambda x, y: x + y * 2.0, id="operators"),
     pytest.param(lambda x, y: jnp.concatenate([x, y]), id="function"),
     pytest.param(jax.jit(lambda x, y: x - y), id="jit"),
-    pytest.param(lambda x, y: jax.device_put(DATA, y.sharding), id="device_put"),
 ])  # fmt: skip
 def test_equal_shardings_are_compared_once(call):
     """Arrays of several functions go through one plan, and no Python is run to compare them."""

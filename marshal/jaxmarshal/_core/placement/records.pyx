@@ -21,7 +21,7 @@ from jaxmarshal._core.values.capi cimport replace_reference
 from jaxmarshal._core.values.kinds cimport JM_ARRAY, JM_BOOL, JM_NDARRAY, JM_NP_SCALAR
 from jaxmarshal._core.values.live_objects cimport JM_DEBUG, counters, jm_counters
 from jaxmarshal._core.values.narrowing cimport narrows_silently, scalar_array
-from jaxmarshal._core.values.shardings cimport same_sharding, token_of
+from jaxmarshal._core.values.shardings cimport token_of
 from jaxmarshal._core.values.targets cimport is_target
 from jaxmarshal._reports.counting cimport CONTEXT, HIT, NOT_RECORDED, TARGET, VALUE, is_asked
 
@@ -229,9 +229,7 @@ cdef TargetPlan find_target(Records records, object target):
         plan = <TargetPlan>item
         if plan.target is target and _has_mesh(plan):
             return plan
-        if type(target) is _single_type and plan.by_sharding and same_sharding(
-            plan.sharding, target
-        ):
+        if plan.by_sharding and plan.sharding is target:
             return plan
     if not _may_be_recorded(target):
         return None

@@ -13,7 +13,8 @@ from jaxmarshal._core.values.forgetting cimport on_forget
 from jaxmarshal._jax import private
 
 cdef enum:
-    PLACES = 1024
+    PLACES = 256    # a power of two
+    PROBES = 4
 
 # A sharding that was seen, and what all equal ones are known by. Both are owned, so that no other
 # object can have its address.
@@ -35,15 +36,31 @@ cdef int _set(Seen* place, PyObject* sharding, PyObject* token) except -1:
     return 0
 
 
-cdef object token_of(object sharding):
+cdef inline Seen* _place_of(PyObject* sharding) noexcept:
+    """Where it is; or where it may come, which is where another is if there are many."""
     # Addresses of objects that were made together differ in few bits, and not in the last ones.
-    cdef uint64_t mixed = <uint64_t><uintptr_t><PyObject*>sharding * (<uint64_t>0x9E3779B97F4A7C15)
-    cdef Seen* place = &_seen[(mixed >> 32) % PLACES]
-    if place.sharding == <PyObject*>sharding:
-        return <object>place.token
+    cdef uint64_t mixed = <uint64_t><uintptr_t>sharding * (<uint64_t>0x9E3779B97F4A7C15) >> 32
+    cdef Seen* place
+    cdef Seen* free = NULL
+    cdef int i
+    for i in range(PROBES):
+        place = &_seen[(mixed + i) % PLACES]
+        if place.sharding == sharding:
+            return place
+        if free == NULL and place.sharding == NULL:
+            free = place
+    return free if free != NULL else &_seen[mixed % PLACES]
+
+
+cdef object token_of(object sharding):
+    cdef Seen* place
     if type(sharding) is not _single_type:
         return sharding
+    place = _place_of(<PyObject*>sharding)
+    if place.sharding == <PyObject*>sharding:
+        return <object>place.token
     token = _tokens.setdefault(sharding, object())
+    place = _place_of(<PyObject*>sharding)    # once more: that ran Python
     Py_INCREF(sharding)
     Py_INCREF(token)
     _set(place, <PyObject*>sharding, <PyObject*>token)
