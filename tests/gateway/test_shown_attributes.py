@@ -50,6 +50,7 @@ ASKED = {
             types.FunctionType, types.MethodType, types.BuiltinFunctionType, typing.Callable, type,
         )
     ],
+    "vars": lambda f: sorted(vars(f)),
     "wrapped": lambda f: getattr(f, "__wrapped__", None),
     "repr": lambda f: re.sub("0x[0-9a-f]+", "0x", repr(f)),
     "str": lambda f: re.sub("0x[0-9a-f]+", "0x", str(f)),

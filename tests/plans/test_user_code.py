@@ -180,6 +180,94 @@ def test_trap_15_in_the_middle_of_a_recorded_call(moment, times):
         jax.config.update("jax_enable_x64", False)
 
 
+class Deadline(Exception):
+    """What a signal handler raises, in whatever runs then."""
+
+
+class Once:
+    """Raises an error when the program's code is run the next time, and never again."""
+
+    def __init__(self):
+        self.armed = False
+
+    def __call__(self):
+        if self.armed:
+            self.armed = False
+            raise Deadline("once")
+
+
+@pytest.mark.parametrize("known", [1, 5])
+@pytest.mark.parametrize("moment", ["flatten", "hash", "eq"])
+def test_trap_10_errors_that_do_not_come_back(moment, known):
+    """Trap 10: what the program's code raises once is raised, and the call before is repeated."""
+    once = Once()
+
+    @jax.tree_util.register_pytree_node_class
+    class FailingNode(Node):
+        def tree_flatten(self):
+            if moment == "flatten":
+                once()
+            return super().tree_flatten()
+
+    class FailingStatic:
+        def __hash__(self):
+            if moment == "hash":
+                once()
+            return 5
+
+        def __eq__(self, other):
+            if moment == "eq":
+                once()
+            return type(other) is FailingStatic
+
+    function = jaxmarshal.jit(lambda node, _: jax.tree.map(lambda x: x + 1, node), static_argnums=1)
+
+    def call(n=2):
+        return function(FailingNode(jnp.ones(n), [jnp.ones(1)]), FailingStatic())
+
+    for _ in range(4):
+        for n in range(2, 2 + known):
+            call(n)
+    hits = jit_counts()[0]
+    assert hits >= known
+    for _ in range(3):
+        once.armed = True
+        with pytest.raises((Deadline, ValueError), match="once"):
+            call()
+        assert not once.armed
+        assert described(call())
+    assert jit_counts()[0] >= 3
+
+
+@pytest.mark.parametrize("moment", ["flatten", "hash"])
+def test_trap_10_errors_of_a_first_call(moment):
+    """Trap 10: so is it where nothing is recorded yet."""
+    once = Once()
+
+    class Failing:
+        def __hash__(self):
+            once()
+            return 5
+
+        def __eq__(self, other):
+            return type(other) is Failing
+
+    @jax.tree_util.register_pytree_node_class
+    class FailingNode(Node):
+        def tree_flatten(self):
+            once()
+            return super().tree_flatten()
+
+    function = jaxmarshal.jit(lambda x, _: jax.tree.map(lambda x: x + 1, x), static_argnums=1)
+    args = (jnp.ones(2), Failing()) if moment == "hash" else (FailingNode(jnp.ones(2), []), 1)
+    once.armed = True
+    with pytest.raises((Deadline, ValueError), match="once"):
+        function(*args)
+    for _ in range(3):
+        function(*args)
+    assert jit_counts()[0] >= 1
+
+
 def seen_by_both(body):
     """What a body says that is given `jax.jit` and `jaxmarshal.jit`: equal, with calls that hit."""
     expected = body(jax.jit)

@@ -112,6 +112,7 @@ cdef inline PyObject* _fitting(
     cdef PyObject* result
     describe_arguments(call, args, PyVectorcall_NARGS(nargsf), names, jit_context)
     call.entry = _entry
+    call.asked.keeps_error = not is_asked()
     reason[0] = NOT_RECORDED
     if not plans.plans:
         return NULL
@@ -121,6 +122,18 @@ cdef inline PyObject* _fitting(
     count_hit_of(_entry, plans.counts)
     it_fitted(plans)
     return _noted(self, args, nargsf, names, result)
+
+
+cdef PyObject* _or_error(Call* call, PyObject* result) except? NULL:
+    """The reference's result; or its error, or that of a static argument, which it has not met."""
+    if call.asked.error == NULL:
+        return result
+    error = <object>call.asked.error
+    Py_DECREF(error)
+    if result == NULL:
+        return NULL
+    Py_DECREF(<object>result)
+    raise error
 
 
 cdef PyObject* _call(
@@ -152,6 +165,9 @@ cdef PyObject* _call(
         return result
     if PyErr_Occurred() != NULL:
         return NULL
+    if call.asked.error != NULL:
+        count_miss_of(_entry, plans.counts, reason)
+        return _or_error(&call, _call_reference(self, args, nargsf, names))
     refusal = plans.refusal
     if plans.plans and not is_asked():
         nothing_fitted(plans, reason, SOME_MISSES)
@@ -169,7 +185,7 @@ cdef PyObject* _call(
     result = (<call_and_record_function>call_and_record)(
         self, _reference_call, plans, context, &call, _entry, reason
     )
-    return _noted(self, args, nargsf, names, result)
+    return _or_error(&call, _noted(self, args, nargsf, names, result))
 
 
 cdef PyObject* _call_in_context(
@@ -184,6 +200,8 @@ cdef PyObject* _call_in_context(
         result = _fitting(self, plans, context, args, nargsf, names, &call, &reason)
         if result != NULL or PyErr_Occurred() != NULL:
             return result
+        if call.asked.error != NULL:
+            return _or_error(&call, _call(self, args, nargsf, names))
     return _call(self, args, nargsf, names)
 
 

@@ -18,7 +18,7 @@ from jaxmarshal._core.context.configuration cimport Context, transfers_unguarded
 from jaxmarshal._core.entries.all_jitted cimport all_functions
 from jaxmarshal._core.placement.records cimport is_ordinary_data
 from jaxmarshal._core.plans.backoff cimport failed_again
-from jaxmarshal._core.plans.call cimport Call, describe_call
+from jaxmarshal._core.plans.call cimport Call, describe_call, keep_error
 from jaxmarshal._core.plans cimport plan as plan_module
 from jaxmarshal._core.plans.host_leaves cimport flatten_for_plan, is_better_in_cpp
 from jaxmarshal._core.plans.intake cimport jm_guard
@@ -32,7 +32,7 @@ from jaxmarshal._core.values.arguments cimport jm_slot, jm_table, jm_table_free,
 from jaxmarshal._core.values.capi cimport (
     PyThread_get_thread_ident, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 )
-from jaxmarshal._core.values.errors cimport propagate
+from jaxmarshal._core.values.errors cimport is_of_program, propagate
 from jaxmarshal._core.values.kinds cimport (
     JM_BOOL, JM_COMPLEX, JM_FLOAT, JM_INT, JM_NDARRAY, JM_NP_SCALAR, jm_kind_is_host
 )
@@ -94,8 +94,13 @@ cdef Plan draft_jit_plan(
             plan.keeps_scalars = not plans.donates
             plan.only_kept = not plans.takes_host and is_better_in_cpp(table, False)
         return plan
-    except Exception:
+    except Exception as error:
         reason[0] = TREE
+        if is_of_program(error):
+            if not call.asked.comparing:
+                raise
+            call.asked.comparing = False
+            keep_error(call, error)
         return None
     finally:
         free_structure(&structure)

@@ -38,6 +38,7 @@ from jaxmarshal._core.replay.tapes cimport (
 )
 from jaxmarshal._core.values.array_words cimport array_aval, array_sharding, is_gone
 from jaxmarshal._core.values.capi cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from jaxmarshal._core.values.errors cimport is_of_program
 from jaxmarshal._core.values.forgetting cimport on_forget
 from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_FLOAT, JM_INT, JM_NDARRAY, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
@@ -138,28 +139,52 @@ cdef bint _converts_silently(object value, object dtype) except -1:
     return True
 
 
-cdef object _warn = warnings.warn
 cdef bint _has_warned = False
 
 
-def _note_warning(*args, **kwargs):
-    """`warnings.warn` while a tape is written. It adds no frame, so warnings name the same line."""
-    global _has_warned
-    _has_warned = True
-    return _warn(*args, **kwargs)
+cdef class _Listener:
+    """What stands for `warnings.warn` while a tape is written, and notes that it was called.
+
+    Others may take it meanwhile, keep it, and put it back later. So each hands on to the very
+    function that it replaced, and goes when it is met where it has no business any more.
+    """
+
+    cdef object function
+    cdef bint is_over
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *args, **kwargs):
+        global _has_warned
+        _has_warned = True
+        _end_listening()
+        return self.function(*args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.function, name)
+
+
+cdef int _end_listening() except -1:
+    """Take away what listens to a tape that is not being written any more."""
+    while type(warnings.warn) is _Listener and (<_Listener>warnings.warn).is_over:
+        warnings.warn = (<_Listener>warnings.warn).function
+    return 0
 
 
 cdef object _call_and_listen(object function, tuple args, dict kwargs):
     """Call it, and hear whether it warns: then it is to be called again the next time."""
-    global _warn, _has_warned
+    global _has_warned
+    cdef _Listener listener
+    _end_listening()
     _has_warned = False
-    _warn = warnings.warn
-    warnings.warn = _note_warning
+    listener = _Listener(warnings.warn)
+    warnings.warn = listener
     try:
         return function(*args, **kwargs)
     finally:
-        if warnings.warn is _note_warning:
-            warnings.warn = _warn
+        listener.is_over = True
+        _end_listening()
 
 
 cdef object _call_on_tape(Row row, tuple args, dict kwargs):
@@ -299,8 +324,8 @@ cdef object _record(
     result = _call_on_tape(row, args, kwargs)
     try:
         play = _make_play(tape, sources, states, key, result)
-    except Exception:
-        if JM_DEBUG:
+    except Exception as error:
+        if JM_DEBUG or is_of_program(error):
             raise
         play = None
     _keep(row, replay, play)
@@ -472,8 +497,8 @@ cdef object _record_rows(
     try:
         sample = _make_sample(tape, sources, rows, states, key, result)
         _keep_sample(context, replay, row_key, sample, tape, sources)
-    except Exception:
-        if JM_DEBUG:
+    except Exception as error:
+        if JM_DEBUG or is_of_program(error):
             raise
         _wait_longer(replay)
     return result
@@ -541,7 +566,9 @@ cdef object _perform(
     enter()
     try:
         return _take_steps(play, functions, sources, context)
-    except Exception:
+    except Exception as error:
+        if is_of_program(error):    # of a signal handler
+            raise
         return None    # the reference says what is wrong
     finally:
         leave()
@@ -701,8 +728,8 @@ cdef object _call(
     cdef object row_key
     try:
         context = _look_up(row, args, n, names, sources, &reason, key)
-    except Exception:
-        if JM_DEBUG:
+    except Exception as error:
+        if JM_DEBUG or is_of_program(error):
             raise
         reason = UNKNOWN_TYPE
     if context is None:

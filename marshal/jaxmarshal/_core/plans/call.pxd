@@ -38,7 +38,8 @@ cdef inline void describe_arguments(
     call.flat = False
     call.asked.flattened = NULL
     call.asked.hashes = NULL
-    call.asked.ran = False
+    call.asked.ran = call.asked.comparing = call.asked.keeps_error = False
+    call.asked.error = NULL
     call.context_of = context_of
     call.is_in_context = False
     call.nodes = call.fitted = NULL
@@ -63,6 +64,10 @@ cdef uint64_t signature_of(Call* call, StaticRule rule, Context context) except?
 # Tell a plan which arguments are by position, by name and static. Raises where one cannot be
 # hashed. Takes the structure.
 cdef int describe_call(Plan plan, Call* call, StaticRule rule, Structure* structure) except -1
+
+# An error of the program's, where a static argument was hashed or compared: raise it if the reference
+# finds nothing wrong.
+cdef int keep_error(Call* call, object error) except -1
 
 # Take the arguments if they have the plan's structure; returns as `match` does.
 cdef int match_call(Plan plan, Call* call, jm_intake* intake) except -1

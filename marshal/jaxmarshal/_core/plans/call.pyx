@@ -18,7 +18,7 @@ from jaxmarshal._core.plans.signature cimport (
 )
 from jaxmarshal._core.values.arguments cimport jm_table, jm_table_free, jm_table_init
 from jaxmarshal._core.values.capi cimport PyErr_Occurred, PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from jaxmarshal._core.values.errors cimport propagate
+from jaxmarshal._core.values.errors cimport is_of_program, propagate
 from jaxmarshal._core.values.graph_nodes cimport Nodes, are_expected, forget_nodes
 from jaxmarshal._core.values.live_objects cimport counters
 from jaxmarshal._core.values.static_values cimport (
@@ -183,6 +183,7 @@ cdef int describe_call(Plan plan, Call* call, StaticRule rule, Structure* struct
     cdef bytearray flags = bytearray(call.n)
     plan.positional = call.n
     plan.keywords = len(names)
+    call.asked.comparing = True
     for i in range(call.n):
         if _is_static(rule, i, call.n):
             flags[i] = 1
@@ -191,6 +192,7 @@ cdef int describe_call(Plan plan, Call* call, StaticRule rule, Structure* struct
     for name in names:
         if rule is not None and name in rule.names:
             statics.append(make_static(-1, name, <object>_by_name(call, name, 0)))
+    call.asked.comparing = False
     for static in statics:
         if asks_user_code(<StaticArgument>static):
             plan.asks_statics = True
@@ -207,12 +209,28 @@ cdef int describe_call(Plan plan, Call* call, StaticRule rule, Structure* struct
 
 # --- Trying --------------------------------------------------------------------------------------
 
-cdef int _not_compared() except -1:
-    """The guard has just reported an error: whatever cannot be compared is the reference's."""
+cdef int keep_error(Call* call, object error) except -1:
+    if call.asked.keeps_error and call.asked.error == NULL:
+        Py_INCREF(error)
+        call.asked.error = <PyObject*>error
+    return 0
+
+
+cdef int _not_compared(Call* call) except -1:
+    """The guard has just reported an error: whatever cannot be compared is the reference's.
+
+    What the program's own code raises is raised at once. What static arguments raise, the reference
+    has words of its own for, if it meets it again.
+    """
     try:
         propagate()
-    except Exception:
-        pass
+    except Exception as error:
+        if not is_of_program(error):
+            return 0
+        if not call.asked.comparing:
+            raise
+        call.asked.comparing = False
+        keep_error(call, error)
     return 0
 
 
@@ -258,7 +276,7 @@ cdef PyObject* _try_plan(
     begin_guard(plan, &intake, table, by_pointer)
     matched = (<match_function>match_call)(plan, call, &intake)
     if matched < 0:
-        matched = _not_compared()
+        matched = _not_compared(call)
     if matched and intake.guard == intake.end and _still_fits(plan, call, &intake):
         results = (<run_plan_function>run_plan)(plan, &intake, call.entry)
     if intake.reason and intake.reason != NOT_RECORDED:    # that of another plan says more
@@ -308,7 +326,9 @@ cdef uint64_t signature_of(Call* call, StaticRule rule, Context context) except?
     """The same, or 1 where there is something that cannot be read."""
     try:
         return _signature(call, rule, context)
-    except Exception:
+    except Exception as error:
+        if is_of_program(error):
+            keep_error(call, error)
         return 1
 
 
@@ -337,6 +357,8 @@ cdef PyObject* _try_each(
                 continue
             result = (<try_function>_try_plan)(plan, call, table, by_pointer, reason)
             if result == NULL and PyErr_Occurred() == NULL:
+                if call.asked.error != NULL:
+                    return NULL
                 if reason[0] == HOST_LEAVES:    # it fits, but for a scalar that is not kept
                     return NULL
                 continue

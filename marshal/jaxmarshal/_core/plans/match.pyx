@@ -12,7 +12,7 @@ from jaxmarshal._core.values.capi cimport (
     PyDict_CheckExact, PyDict_GetItemWithError, PyDict_Next, PyList_CheckExact, PyTuple_CheckExact,
     Py_LeaveRecursiveCall, jm_enter_recursive_call
 )
-from jaxmarshal._core.values.errors cimport propagate
+from jaxmarshal._core.values.errors cimport is_of_program, propagate
 from jaxmarshal._core.values.fields cimport FieldsNode, attributes_of_node, field_value
 from jaxmarshal._core.values.kinds cimport Py_TYPE
 from jaxmarshal._core.values.live_objects cimport counters, jm_counters
@@ -174,7 +174,9 @@ cdef object _flattened(PyObject* obj, Walk* walk):
             return (<tuple>known[i])[1]
     try:
         found = call_aside(_flatten_with_registry, <object>obj)
-    except Exception:
+    except Exception as error:
+        if is_of_program(error):
+            raise
         found = None    # the reference runs it again, and raises
     known.append((<object>obj, found))
     walk.taken = len(known)

@@ -9,13 +9,15 @@ from typing import Any
 from cpython.object cimport PyObject, PyTypeObject
 
 from jaxmarshal._core.values.capi cimport (
-    PyDict_GetItemWithError, PyTuple_GET_ITEM, PyTuple_GET_SIZE
+    PyDict_GetItemWithError, PyObject_GenericGetDict, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 )
 
 cdef extern from *:
     object PyMethod_New(object function, object self)
+    void PyType_Modified(PyTypeObject* cls) noexcept
 
 cdef extern from "jaxmarshal/compat.h":
+    PyObject* jm_class_dict(PyTypeObject* cls) noexcept
     void jm_forget_getitem(PyTypeObject* type) noexcept
 
 ctypedef int (*fits_function)(Method, Py_ssize_t, PyObject*) noexcept
@@ -84,8 +86,19 @@ cdef Method make_method(vectorcallfunc implementation, object reference):
     for name in _ATTRIBUTES:
         if hasattr(reference, name):
             setattr(method, name, getattr(reference, name))
-    vars(method).update(getattr(reference, "__dict__", {}))
+    for name, value in getattr(reference, "__dict__", {}).items():
+        setattr(method, name, value)
     return method
+
+
+def _shown_dict(method):
+    """`vars` of what stands for a function, which has not all that a function shows there."""
+    held = PyObject_GenericGetDict(method, NULL)
+    return {name: value for name, value in held.items() if name not in _ATTRIBUTES}
+
+
+(<dict>jm_class_dict(<PyTypeObject*>Method))["__dict__"] = property(_shown_dict)
+PyType_Modified(<PyTypeObject*>Method)
 
 
 def set_attribute(holder: Any, name: str, function: Any) -> None:

@@ -11,6 +11,11 @@ ctypedef struct Asked:
     PyObject* flattened    # borrowed: custom nodes, see `match`; NULL: nothing is kept
     PyObject* hashes       # borrowed: a dict, address of a static value to its hash; or NULL
     bint ran               # was any of it called at all?
+    bint comparing         # is a static value being hashed or compared, or has that failed?
+    # Owned: the error of a static argument that was to be compared, or NULL. `keeps_error` says
+    # that whoever tries plans raises it where the reference finds nothing wrong.
+    bint keeps_error
+    PyObject* error
 
 # A static value of a recorded call.
 cdef class StaticArgument:

@@ -122,16 +122,23 @@ cdef int same_unasked(StaticArgument known, PyObject* found) except -1:
     return MAYBE if same == ASK else <int>(same == SAME)
 
 
-cdef bint same_static(StaticArgument known, PyObject* found, Asked* asked) except -1:
-    cdef int same = same_unasked(known, found)
-    if same != MAYBE:
-        return same == 1
-    asked.ran = True
+cdef bint _is_equal(StaticArgument known, PyObject* found, Asked* asked) except -1:
+    """The same by the user's code."""
     if known.hashed and _hash(found, asked) != known.hash:
         return False
     if found == <PyObject*>known.value:
         return True
     return PyObject_IsTrue(PyObject_RichCompare(known.value, <object>found, Py_EQ))
+
+
+cdef bint same_static(StaticArgument known, PyObject* found, Asked* asked) except -1:
+    cdef int same = same_unasked(known, found)
+    if same != MAYBE:
+        return same == 1
+    asked.ran = asked.comparing = True
+    same = _is_equal(known, found, asked)
+    asked.comparing = False
+    return same
 
 
 cdef bint asks_user_code(StaticArgument known) except -1:
