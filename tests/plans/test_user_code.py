@@ -220,10 +220,14 @@ def test_trap_10_errors_that_do_not_come_back(moment, known):
                 once()
             return type(other) is FailingStatic
 
-    function = jaxmarshal.jit(lambda node, _: jax.tree.map(lambda x: x + 1, node), static_argnums=1)
+    function = jaxmarshal.jit(
+        lambda node, _: jax.tree.map(lambda x: x + 1, node), static_argnums=1, donate_argnums=0
+    )
+    given = []
 
     def call(n=2):
-        return function(FailingNode(jnp.ones(n), [jnp.ones(1)]), FailingStatic())
+        given[:] = jnp.ones(n), jnp.ones(1)
+        return function(FailingNode(given[0], [given[1]]), FailingStatic())
 
     for _ in range(4):
         for n in range(2, 2 + known):
@@ -235,7 +239,10 @@ def test_trap_10_errors_that_do_not_come_back(moment, known):
         with pytest.raises((Deadline, ValueError), match="once"):
             call()
         assert not once.armed
+        if moment == "flatten":    # then nothing was run, and nothing used up
+            assert not any(x.is_deleted() for x in given)
         assert described(call())
+        assert all(x.is_deleted() for x in given)
     assert jit_counts()[0] >= 3
 
 
@@ -258,11 +265,18 @@ def test_trap_10_errors_of_a_first_call(moment):
             once()
             return super().tree_flatten()
 
-    function = jaxmarshal.jit(lambda x, _: jax.tree.map(lambda x: x + 1, x), static_argnums=1)
+    traces = []
+
+    def program(x, _):
+        traces.append(1)
+        return jax.tree.map(lambda x: x + 1, x)
+
+    function = jaxmarshal.jit(program, static_argnums=1)
     args = (jnp.ones(2), Failing()) if moment == "hash" else (FailingNode(jnp.ones(2), []), 1)
     once.armed = True
     with pytest.raises((Deadline, ValueError), match="once"):
         function(*args)
+    assert moment == "hash" or not traces
     for _ in range(3):
         function(*args)
     assert jit_counts()[0] >= 1
