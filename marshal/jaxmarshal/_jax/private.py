@@ -19,6 +19,12 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
+#: Where the files of JAX, jaxlib, numpy and jaxmarshal are.
+FOLDERS = tuple(
+    os.path.join(os.path.dirname(file), "")
+    for file in (jax.__file__, jaxlib.__file__, np.__file__, os.path.dirname(__file__))
+)
+
 LOWER_BOUND = (0, 8)
 UPPER_BOUND = (0, 13)
 

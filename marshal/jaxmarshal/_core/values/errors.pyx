@@ -1,14 +1,8 @@
 """Whose an error is."""
 
-import os
+from jaxmarshal._jax import private
 
-import jax
-import jaxlib
-import numpy
-
-cdef tuple _folders = tuple([
-    os.path.dirname(package.__file__) + os.sep for package in (jax, jaxlib, numpy)
-] + [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep])
+cdef tuple _folders = private.FOLDERS
 cdef tuple _compiled = (".pyx", ".pxd")
 
 

@@ -28,6 +28,7 @@ cdef class Method:
     cdef uint64_t required       # a bit for the place of each that has no default
     cdef bint takes_more         # *args
     cdef bint takes_others       # **kwargs
+    cdef dict shown              # attributes that a function keeps elsewhere than in its dict
     cdef dict __dict__
     cdef object __weakref__
 

@@ -9,7 +9,7 @@ from typing import Any
 from cpython.object cimport PyObject, PyTypeObject
 
 from jaxmarshal._core.values.capi cimport (
-    PyDict_GetItemWithError, PyObject_GenericGetDict, PyTuple_GET_ITEM, PyTuple_GET_SIZE
+    PyDict_GetItemWithError, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 )
 
 cdef extern from *:
@@ -53,6 +53,9 @@ cdef class Method:
     It says that it is of the class of functions, for whoever asks before it asks for `__code__`.
     """
 
+    def __cinit__(self):
+        self.shown = {}
+
     def __get__(self, instance, owner):
         return self if instance is None else PyMethod_New(self, instance)
 
@@ -85,19 +88,25 @@ cdef Method make_method(vectorcallfunc implementation, object reference):
     method.reference = reference
     for name in _ATTRIBUTES:
         if hasattr(reference, name):
-            setattr(method, name, getattr(reference, name))
-    for name, value in getattr(reference, "__dict__", {}).items():
-        setattr(method, name, value)
+            method.shown[name] = getattr(reference, name)
+    vars(method).update(getattr(reference, "__dict__", {}))
     return method
 
 
-def _shown_dict(method):
-    """`vars` of what stands for a function, which has not all that a function shows there."""
-    held = PyObject_GenericGetDict(method, NULL)
-    return {name: value for name, value in held.items() if name not in _ATTRIBUTES}
+def _shown(name):
+    """An attribute that functions have beside what is in their `__dict__`."""
+    def get(Method method):
+        if name not in method.shown:
+            raise AttributeError(f"{type(method).__name__!r} object has no attribute {name!r}")
+        return method.shown[name]
+
+    def set(Method method, value):
+        method.shown[name] = value
+
+    return property(get, set)
 
 
-(<dict>jm_class_dict(<PyTypeObject*>Method))["__dict__"] = property(_shown_dict)
+(<dict>jm_class_dict(<PyTypeObject*>Method)).update({name: _shown(name) for name in _ATTRIBUTES})
 PyType_Modified(<PyTypeObject*>Method)
 
 
