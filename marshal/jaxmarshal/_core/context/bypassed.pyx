@@ -56,7 +56,12 @@ cdef dict _dict_of(object place):
 
 
 cdef bint _is_known(object before, object now) except -1:
-    return now is before or any([now is known for known in _substitutes.get(id(before), ())])
+    """Is it the same, or one of them what jaxmarshal itself puts in the place of the other?"""
+    return now is before or any([
+        one is known
+        for one, original in ((now, before), (before, now))
+        for known in _substitutes.get(id(original), ())
+    ])
 
 
 cdef bint _hides_another(object name, object place) except -1:

@@ -92,9 +92,9 @@ put_in_place_of(_reference, type_of_array)
 
 def use_installed(bint is_installed) -> None:
     """Have JAX ask here for the types of arrays, or as it came. Somebody else's function stays."""
-    if _reference is None:
-        return
     table = private.aval_mappings
+    if _reference is None or not isinstance(table, dict):
+        return
     old, new = (_reference, type_of_array) if is_installed else (type_of_array, _reference)
     if table.get(_array_type) is old:
         table[_array_type] = new

@@ -45,6 +45,7 @@ cdef extern from "jaxmarshal/jitted.h":
 
 # As their callers see them; see `errors`.
 ctypedef PyObject* (*call_function)(PyObject*, PyObject**, size_t, PyObject*) noexcept
+ctypedef PyObject* (*kept_error_function)(Call*, PyObject*) noexcept
 ctypedef PyObject* (*known_function)(
     PyObject*, PyObject**, size_t, PyObject*, Context
 ) noexcept
@@ -124,16 +125,19 @@ cdef inline PyObject* _fitting(
     return _noted(self, args, nargsf, names, result)
 
 
-cdef PyObject* _or_error(Call* call, PyObject* result) except? NULL:
-    """The reference's result; or its error, or that of a static argument, which it has not met."""
-    if call.asked.error == NULL:
-        return result
+cdef PyObject* _kept_error(Call* call, PyObject* result) except? NULL:
+    """Raise the error of a static argument, unless the reference has met one, too."""
     error = <object>call.asked.error
     Py_DECREF(error)
     if result == NULL:
         return NULL
     Py_DECREF(<object>result)
     raise error
+
+
+# Without a check for errors: the tracebacks of the reference's are its own.
+cdef inline PyObject* _or_kept_error(Call* call, PyObject* result) noexcept:
+    return result if call.asked.error == NULL else (<kept_error_function>_kept_error)(call, result)
 
 
 cdef PyObject* _call(
@@ -167,7 +171,7 @@ cdef PyObject* _call(
         return NULL
     if call.asked.error != NULL:
         count_miss_of(_entry, plans.counts, reason)
-        return _or_error(&call, _call_reference(self, args, nargsf, names))
+        return _or_kept_error(&call, _call_reference(self, args, nargsf, names))
     refusal = plans.refusal
     if plans.plans and not is_asked():
         nothing_fitted(plans, reason, SOME_MISSES)
@@ -185,7 +189,7 @@ cdef PyObject* _call(
     result = (<call_and_record_function>call_and_record)(
         self, _reference_call, plans, context, &call, _entry, reason
     )
-    return _or_error(&call, _noted(self, args, nargsf, names, result))
+    return _or_kept_error(&call, _noted(self, args, nargsf, names, result))
 
 
 cdef PyObject* _call_in_context(
@@ -201,7 +205,7 @@ cdef PyObject* _call_in_context(
         if result != NULL or PyErr_Occurred() != NULL:
             return result
         if call.asked.error != NULL:
-            return _or_error(&call, _call(self, args, nargsf, names))
+            return _or_kept_error(&call, (<vectorcallfunc>_call)(self, args, nargsf, names))
     return _call(self, args, nargsf, names)
 
 
