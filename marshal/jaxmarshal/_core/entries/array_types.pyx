@@ -12,7 +12,7 @@ from libc.stdint cimport uint64_t, uintptr_t
 from jaxmarshal._core.context.bypassed cimport bind_rules, is_untouched
 from jaxmarshal._core.context.bypassed import put_in_place_of
 from jaxmarshal._core.values.array_words cimport (
-    array_aval, array_buffer, array_sharding, words_are_vouched_for
+    array_aval, array_buffer, array_sharding, layout, words_are_vouched_for
 )
 from jaxmarshal._core.values.forgetting cimport on_forget
 from jaxmarshal._core.values.methods cimport (
@@ -53,9 +53,13 @@ cdef int _set(Known* place, PyObject* aval, PyObject* sharding, PyObject* found)
 
 
 cdef bint _is_on_one_device(object x) except -1:
-    """Is it an array whose words are those of one device? Neither a deleted nor an empty one is."""
+    """Is it an array whose words are those of one device? Neither a deleted nor an empty one is.
+
+    Where there are no words to read, asking for attributes takes longer than JAX's own look-up.
+    """
     return (
-        type(x) is _array_type and words_are_vouched_for() and array_buffer(x) != NULL
+        (not layout.calibrated or layout.sharding >= 0)
+        and type(x) is _array_type and words_are_vouched_for() and array_buffer(x) != NULL
         and type(array_sharding(x)) is _single_type
     )
 
