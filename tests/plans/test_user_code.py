@@ -244,6 +244,7 @@ def test_trap_10_errors_that_do_not_come_back(moment, known):
         assert described(call())
         assert all(x.is_deleted() for x in given)
     assert jit_counts()[0] >= 3
+    assert live_objects.snapshot()["live_slots"] == 0
 
 
 @pytest.mark.parametrize("moment", ["flatten", "hash"])

@@ -35,6 +35,7 @@ cdef enum:
 
 # As their callers see them; see `errors`.
 ctypedef int (*match_function)(Plan, Call*, jm_intake*) noexcept
+ctypedef int (*not_compared_function)(Call*) noexcept
 ctypedef PyObject* (*try_function)(Plan, Call*, jm_table*, bint, int*) noexcept
 
 
@@ -276,7 +277,10 @@ cdef PyObject* _try_plan(
     begin_guard(plan, &intake, table, by_pointer)
     matched = (<match_function>match_call)(plan, call, &intake)
     if matched < 0:
-        matched = _not_compared(call)
+        matched = (<not_compared_function>_not_compared)(call)
+    if matched < 0:
+        end_guard(&intake)
+        propagate()
     if matched and intake.guard == intake.end and _still_fits(plan, call, &intake):
         results = (<run_plan_function>run_plan)(plan, &intake, call.entry)
     if intake.reason and intake.reason != NOT_RECORDED:    # that of another plan says more
