@@ -147,7 +147,7 @@ cdef PyObject* make_array(
 ) except? NULL:
     cdef PyObject* result = NULL
     cdef PyObject* unseen = NULL
-    cdef LeafPlan leaf
+    cdef LeafPlan leaf = None
     cdef int reason
     cdef Context context = staging_context(&reason)
     if context is not None:
@@ -162,12 +162,12 @@ cdef PyObject* make_array(
             return NULL
         if reason != NOT_RECORDED:
             context = None
-    count_miss(entry, reason)
     if unseen != NULL:
         leaf = <LeafPlan>unseen
         Py_DECREF(leaf)
-        if leaf.watched < MOST_WATCHED and tapes.current is None:
-            return (<watch_function>_watch)(leaf, by, reference, args, nargsf)
+    count_miss(entry, reason)    # which ends a call that is only asked about
+    if leaf is not None and leaf.watched < MOST_WATCHED and tapes.current is None:
+        return (<watch_function>_watch)(leaf, by, reference, args, nargsf)
     result = perform(reference, args, nargsf, NULL)
     if context is not None and not by and result != NULL:
         _record_staged(<object>x, kind, context, <object>result)
