@@ -65,8 +65,8 @@ cdef uint64_t signature_of(Call* call, StaticRule rule, Context context) except?
 # hashed. Takes the structure.
 cdef int describe_call(Plan plan, Call* call, StaticRule rule, Structure* structure) except -1
 
-# An error of the program's, where a static argument was hashed or compared: raise it if the reference
-# finds nothing wrong.
+# An error of the program's, where a static argument was hashed or compared: raise it if the
+# reference finds nothing wrong.
 cdef int keep_error(Call* call, object error) except -1
 
 # Take the arguments if they have the plan's structure; returns as `match` does.

@@ -24,9 +24,9 @@ cdef void release_sources(Sources* sources) noexcept
 # What stands for one of the reference's functions in keys.
 cdef object function_part(object function)
 
-# The arguments of a call of the function that `function` stands for, as something to look up; NULL without an error where one of
-# them is something else than arrays, typed keys, plain values, and containers of those. Adds to the
-# sources. A new reference. Runs no code of users.
+# The arguments of a call of the function that `function` stands for, as something to look up; NULL
+# without an error where one of them is something else than arrays, typed keys, plain values, and
+# containers of those. Adds to the sources. A new reference. Runs no code of users.
 cdef PyObject* key_of(
     object function, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, int* reason
 ) except? NULL
