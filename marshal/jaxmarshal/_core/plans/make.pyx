@@ -1,6 +1,5 @@
 """Making plans from what the reference has."""
 
-from cpython.object cimport PyObject
 
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.placement.records cimport (
