@@ -1,6 +1,5 @@
 """Making plans from what the reference has."""
 
-
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.placement.records cimport (
     CUSTOM_LAYOUT, REFUSED, TargetPlan, ensure_recorded, find_target, records_of
