@@ -33,7 +33,7 @@ from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_KEY_ARRAY, classify, jm_kind_is_argument, jm_kind_is_host
 )
 from jaxmarshal._core.values.live_objects cimport JM_DEBUG, counters
-from jaxmarshal._core.values.shardings cimport same_sharding, token_of
+from jaxmarshal._core.values.shardings cimport are_equal, token_of
 from jaxmarshal._core.values.targets cimport is_reached_by_function, is_target
 from jaxmarshal._core.values.trees cimport (
     NEEDS_REGISTRY, REGISTRY_NODE, Structure, flatten_tree, flatten_tree_function,
@@ -118,7 +118,7 @@ cdef int _resolve_for_device(
     device = sharding._device
     if device is target:
         # Pinned memory of the same device is another place.
-        if not same_sharding(sharding, plan.sharding):
+        if not are_equal(sharding, plan.sharding):
             return TARGET
         slot.action = COPY if semantics == ALWAYS_COPY else WRAP
     elif device.client is target.client:
@@ -143,7 +143,7 @@ cdef int _resolve_array(jm_slot* slot, object target, TargetPlan plan, int seman
         return DTYPE
     if (
         semantics == REUSE and plan.is_sharding and array_committed(array)
-        and same_sharding(sharding, target)
+        and are_equal(sharding, target)
     ):
         return _return_itself(slot)
     if is_gone(array):

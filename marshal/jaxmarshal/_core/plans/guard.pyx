@@ -22,7 +22,7 @@ from jaxmarshal._core.values.kinds cimport (
     jm_kind_is_host, jm_kind_of_type, types
 )
 from jaxmarshal._core.values.live_objects cimport counters
-from jaxmarshal._core.values.shardings cimport same_sharding
+from jaxmarshal._core.values.shardings cimport are_equal
 from jaxmarshal._reports.counting cimport (
     AVAL, COMMITTED, DELETED, HIT, KEY_ARRAY, LAYOUT, NOT_RECORDED, SHARDING, is_asked
 )
@@ -42,23 +42,10 @@ cdef inline bint _same(PyObject** recorded, object found) except -1:
     if recorded[0] == <PyObject*>found:
         return True
     known = <object>recorded[0]    # held: a comparison may let another thread adopt a pointer
-    if type(known) is not type(found) or not (known == found):
+    if not are_equal(known, found):
         return False
     if not is_asked():
         replace_reference(recorded, found)
-    return True
-
-
-cdef inline bint _is_there(jm_guard* guard, object sharding) except -1:
-    """The same for the sharding of an array."""
-    cdef object known
-    if guard.where == <PyObject*>sharding:
-        return True
-    known = <object>guard.where
-    if not same_sharding(known, sharding):
-        return False
-    if not is_asked():
-        replace_reference(&guard.where, sharding)
     return True
 
 
@@ -68,7 +55,7 @@ cdef int _check_array(jm_intake* intake, jm_guard* guard, object array) except -
         return DELETED    # or never filled: then it has no aval either
     if not _same(&guard.aval, array_aval(array)):
         return AVAL
-    if not _is_there(guard, array_sharding(array)):
+    if not _same(&guard.where, array_sharding(array)):
         return SHARDING
     if array_committed(array) != guard.committed:
         return COMMITTED

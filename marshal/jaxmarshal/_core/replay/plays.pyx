@@ -17,7 +17,7 @@ from jaxmarshal._core.values.forgetting cimport on_forget
 from jaxmarshal._core.values.kinds cimport (
     JM_KEY_ARRAY, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
 )
-from jaxmarshal._core.values.shardings cimport same_sharding, token_of
+from jaxmarshal._core.values.shardings cimport are_equal, token_of
 from jaxmarshal._reports.counting cimport is_asked
 
 cdef enum:
@@ -135,7 +135,7 @@ cdef bint _fits(Play play, Sources* sources, object states, bint by_pointer) exc
         aval, sharding = array_aval(source), array_sharding(source)
         if seen.aval is aval and seen.sharding is sharding:
             continue
-        if by_pointer or seen.aval != aval or not same_sharding(seen.sharding, sharding):
+        if by_pointer or seen.aval != aval or not are_equal(seen.sharding, sharding):
             return False
     return True
 

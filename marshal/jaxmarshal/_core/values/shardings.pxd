@@ -4,6 +4,6 @@
 # a meaning for those of one device, and others themselves. Raises what comparing them raises.
 cdef object token_of(object sharding)
 
-# Are two shardings of one class, and equal? Those of one device are compared once each, and found
-# by pointer afterwards. Raises what comparing them raises.
-cdef bint same_sharding(object a, object b) except -1
+# Are two objects, shardings or avals, of one class, and equal? Shardings of one device are compared
+# once each, and found by pointer afterwards. Raises what comparing them raises.
+cdef bint are_equal(object a, object b) except -1

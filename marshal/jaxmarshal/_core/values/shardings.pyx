@@ -67,7 +67,7 @@ cdef object token_of(object sharding):
     return token
 
 
-cdef bint same_sharding(object a, object b) except -1:
+cdef bint are_equal(object a, object b) except -1:
     if a is b:
         return True
     if type(a) is not type(b):
