@@ -123,6 +123,35 @@ def test_reused_addresses():
     assert len(addresses) < 600
 
 
+@pytest.mark.parametrize("method", ["__hash__", "__eq__"])
+def test_trap_13_clear_while_shardings_are_compared(method):
+    """Trap 13: what is cleared meanwhile, here by a profile function, is not used any more."""
+    cleared, kept = [], []
+
+    def clear(frame, event, _):
+        if event == "call" and frame.f_code.co_qualname == f"SingleDeviceSharding.{method}":
+            jaxmarshal.api.clear()
+            kept[:] = [{i: str(i) for i in range(8)} for _ in range(50)]
+            cleared.append(1)
+
+    with jaxmarshal.installed():
+        for _ in range(10):
+            x, y, other = made_by_several_functions(3)
+            for _ in range(4):
+                assert (x + y).tolist() == (DATA + DATA).tolist()
+            sys.setprofile(clear)
+            try:
+                found = other + y    # the sharding of `other` was not seen before
+            finally:
+                sys.setprofile(None)
+            assert found.tolist() == (DATA + DATA).tolist()
+        assert len(cleared) >= 10
+        for _ in range(4):
+            x + y, other + y
+        jaxmarshal.reset_stats()
+        assert compared_in_python(lambda: (x + y, other + y)) == []
+
+
 def test_clear_caches_lets_go():
     """What was compared does not outlive `jax.clear_caches()`."""
     def living():

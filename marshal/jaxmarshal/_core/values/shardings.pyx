@@ -54,12 +54,16 @@ cdef inline Seen* _place_of(PyObject* sharding) noexcept:
 
 cdef object token_of(object sharding):
     cdef Seen* place
+    cdef dict tokens
     if type(sharding) is not _single_type:
         return sharding
     place = _place_of(<PyObject*>sharding)
     if place.sharding == <PyObject*>sharding:
         return <object>place.token
-    token = _tokens.setdefault(sharding, object())
+    tokens = _tokens    # held: another thread may let go of it while Python compares
+    token = tokens.setdefault(sharding, object())
+    if tokens is not _tokens:
+        return token    # those that are noted now have others
     place = _place_of(<PyObject*>sharding)    # once more: that ran Python
     Py_INCREF(sharding)
     Py_INCREF(token)
