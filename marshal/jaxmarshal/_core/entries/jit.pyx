@@ -205,7 +205,7 @@ cdef PyObject* _call_in_context(
         if result != NULL or PyErr_Occurred() != NULL:
             return result
         if call.asked.error != NULL:
-            return _or_kept_error(&call, (<vectorcallfunc>_call)(self, args, nargsf, names))
+            return _or_kept_error(&call, tapes.accelerated_call(self, args, nargsf, names))
     return _call(self, args, nargsf, names)
 
 
