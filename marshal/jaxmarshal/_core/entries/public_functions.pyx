@@ -388,9 +388,10 @@ cdef object _key_with_rows(
     if key is None or sources.count + len(rows) > MOST_SOURCES:
         return None
     for i in range(sources.count):
-        if jm_kind_of_type(&types, Py_TYPE(sources.items[i])) != JM_ARRAY:
+        array = words_of(<object>sources.items[i])
+        if jm_kind_of_type(&types, Py_TYPE(<PyObject*>array)) != JM_ARRAY:
             return None
-        if type(array_sharding(<object>sources.items[i])) is not _single_type:
+        if type(array_sharding(array)) is not _single_type:
             return None
     for number in rows:
         Py_INCREF(number)

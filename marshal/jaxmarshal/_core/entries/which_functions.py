@@ -9,13 +9,13 @@ would never be replayed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from jaxmarshal._core.entries import public_functions
+from jaxmarshal._core.entries import key_iteration, public_functions
 from jaxmarshal._jax import private
 
 _NUMPY = [
@@ -115,6 +115,9 @@ _METHODS = (
     "swapaxes", "trace", "transpose", "var",
 )
 
+#: Methods of arrays of keys. They share some with arrays.
+_KEY_METHODS = ("__getitem__", "reshape", "squeeze", "swapaxes", "transpose")
+
 #: Operators of arrays; and those that take little more than one dispatch without a number.
 _OPERATORS = (
     "add", "radd", "sub", "rsub", "mul", "rmul", "pow", "rpow", "and", "rand", "or", "ror", "xor",
@@ -133,6 +136,9 @@ _SYMBOLS = {
     "__mod__": "%", "__pow__": "**", "__and__": "&", "__or__": "|", "__xor__": "^",
     "__eq__": "==", "__ne__": "!=", "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=",
 }  # fmt: skip
+
+#: The same for arrays of keys.
+_KEY_SYMBOLS = {"__getitem__": "keys[...]", "__iter__": "iter(keys)"}
 
 #: The same of numpy's kind of functions. Those that operators lead to are not among them: a call of
 #: an operator that is new would be looked at twice.
@@ -207,17 +213,36 @@ def methods() -> list[tuple[type, str, Any, Any]]:
     places += [(array, f"__{name}__", None) for name in _OPERATORS]
     operators = {f"__{name}__" for name in _OPERATORS}.difference(_BY_VALUE)
     places += [(array, f"__{name}__", _NUMBER) for name in _NUMBER_OPERATORS]
-    found = [(cls, name, vars(cls).get(name), number) for cls, name, number in places]
-    made = [
-        (cls, name, method, public_functions.make_row(
-            "functions", method, number, written=name_of(method, cls, name),
-            host=public_functions.HOST_AS_OPERAND if name in operators else 0,
-            with_index=cls is private.IndexUpdateRef,
-        ))
-        for cls, name, method, number in found
-        if type(method) is FunctionType
-    ]
-    return [*made, *_calls_of_objects()]
+    places += [(private.PRNGKeyArray, name, None) for name in _KEY_METHODS]
+    found = []
+    made: dict[FunctionType, Any] = {}    # what two classes share is made once
+    for cls, name, number in places:
+        method = vars(cls).get(name)
+        if type(method) is not FunctionType:
+            continue
+        if method not in made:
+            made[method] = public_functions.make_row(
+                "functions", method, number, written=name_of(method, cls, name),
+                host=public_functions.HOST_AS_OPERAND if name in operators else 0,
+                with_index=cls is private.IndexUpdateRef or name == "__getitem__",
+            )
+        found.append((cls, name, method, made[method]))
+    return [*found, *_calls_of_objects(), *_iteration()]
+
+
+def _hand_out(take_apart: Callable[[Any], tuple[Any, ...]], keys: Any) -> Iterator[Any]:
+    return (key for apart in (take_apart,) for key in apart(keys))
+
+
+def _iteration() -> Iterator[tuple[type, str, Any, Any]]:
+    """The method by which programs go through arrays of keys."""
+    cls = private.PRNGKeyArray
+    method = vars(cls).get("__iter__")
+    if type(method) is FunctionType:
+        written = name_of(method, cls, "__iter__")
+        yield cls, "__iter__", method, key_iteration.make_iteration(
+            "functions", method, _hand_out, written
+        )
 
 
 def _calls_of_objects() -> Iterator[tuple[type, str, Any, Any]]:
@@ -250,6 +275,8 @@ def name_of(original: Any, holder: type | None, attribute: str) -> str:
         return f"x {_SYMBOLS[attribute]} y"
     if attribute.replace("__r", "__", 1) in _SYMBOLS:
         return f"y {_SYMBOLS[attribute.replace('__r', '__', 1)]} x"
+    if attribute in _KEY_SYMBOLS:
+        return _KEY_SYMBOLS[attribute]
     return f"x.at[...].{attribute}" if holder is private.IndexUpdateRef else f"x.{attribute}"
 
 
