@@ -360,6 +360,9 @@ array_readers = (
     _called_by_pointer(ArrayImpl, "unsafe_buffer_pointer"),
     _called_by_pointer(buffer_to_dlpack),
 )
+block_until_ready = _lookup("jax._src.array", "ArrayImpl.block_until_ready")
+#: Is called after each computation that has callbacks or effects, before its results are arrays.
+token_taker = _called_by_pointer(_lookup("jaxlib._jax", "ExecuteResults"), "consume_token")
 canonicalize_dtype = _lookup("jax._src.dtypes", "canonicalize_dtype")
 jax_dtypes = _lookup("jax._src.dtypes", "_jax_dtype_set")
 enable_x64 = _lookup("jax._src.config", "enable_x64")
@@ -582,6 +585,9 @@ HAVE_REPLAY: bool = _have(
     custom_jvp_primitive, ufunc, ufunc_call, check_tracer_leaks, convert_primitive,
     jaxprs_in_params, *array_readers, *numpy_key_states, *function_rules,
     flags=("HAVE_EAGER",),
+)
+HAVE_SCALAR_READS: bool = _have(
+    "HAVE_SCALAR_READS", block_until_ready, token_taker, flags=("HAVE_REPLAY",)
 )
 HAVE_LAYOUT_PROBE: bool = _have(
     "HAVE_LAYOUT_PROBE", ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put,

@@ -42,6 +42,9 @@ cdef Context running_context(int* reason)
 # Is the value of a configuration state on this thread the object `expected`?
 cdef bint state_is(object state, object expected) except -1
 
+# Is a profile of JAX's own profiler in progress?
+cdef bint is_profiling() except -1
+
 # May transfers from the host (`host`) or between devices go unguarded on this thread?
 cdef bint transfers_unguarded(bint host, bint device) except -1
 

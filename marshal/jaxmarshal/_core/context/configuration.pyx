@@ -135,12 +135,16 @@ cdef bint _is_tracing() except -1:
     return private.trace_holder.trace is not private.eval_trace
 
 
+cdef bint is_profiling() except -1:
+    return PyObject_CallNoArgs(_profiling) is not False
+
+
 cdef tuple _words(int* reason):
     """The current trace context, or None while a trace or a profile is in progress."""
     if _is_tracing():
         reason[0] = TRACE
         return None
-    if PyObject_CallNoArgs(_profiling) is not False:
+    if is_profiling():
         reason[0] = PROFILER
         return None
     return <tuple>PyObject_CallNoArgs(_trace_context)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmarshal._core.entries import key_iteration, public_functions
+from jaxmarshal._core.entries import key_iteration, public_functions, scalar_reads
 from jaxmarshal._jax import private
 
 _NUMPY = [
@@ -137,8 +137,12 @@ _SYMBOLS = {
     "__eq__": "==", "__ne__": "!=", "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=",
 }  # fmt: skip
 
-#: The same for arrays of keys.
-_KEY_SYMBOLS = {"__getitem__": "keys[...]", "__iter__": "iter(keys)"}
+#: The same for methods that are no operators.
+_OTHER_SYMBOLS = {
+    "__bool__": "bool(x)", "__float__": "float(x)", "__format__": "format(x)",
+    "__getitem__": "keys[...]", "__index__": "operator.index(x)", "__int__": "int(x)",
+    "__iter__": "iter(keys)",
+}  # fmt: skip
 
 #: The same of numpy's kind of functions. Those that operators lead to are not among them: a call of
 #: an operator that is new would be looked at twice.
@@ -227,7 +231,7 @@ def methods() -> list[tuple[type, str, Any, Any]]:
                 with_index=cls is private.IndexUpdateRef or name == "__getitem__",
             )
         found.append((cls, name, method, made[method]))
-    return [*found, *_calls_of_objects(), *_iteration()]
+    return [*found, *_calls_of_objects(), *_iteration(), *_scalar_reads()]
 
 
 def _hand_out(take_apart: Callable[[Any], tuple[Any, ...]], keys: Any) -> Iterator[Any]:
@@ -243,6 +247,16 @@ def _iteration() -> Iterator[tuple[type, str, Any, Any]]:
         yield cls, "__iter__", method, key_iteration.make_iteration(
             "functions", method, _hand_out, written
         )
+
+
+def _scalar_reads() -> Iterator[tuple[type, str, Any, Any]]:
+    """The methods that make a Python scalar, or a text, of an array."""
+    cls = private.ArrayImpl
+    for name in scalar_reads.CONVERSIONS if private.HAVE_SCALAR_READS else ():
+        method = vars(cls).get(name)
+        if type(method) is FunctionType:
+            written = name_of(method, cls, name)
+            yield cls, name, method, scalar_reads.make_reader("functions", name, method, written)
 
 
 def _calls_of_objects() -> Iterator[tuple[type, str, Any, Any]]:
@@ -275,8 +289,8 @@ def name_of(original: Any, holder: type | None, attribute: str) -> str:
         return f"x {_SYMBOLS[attribute]} y"
     if attribute.replace("__r", "__", 1) in _SYMBOLS:
         return f"y {_SYMBOLS[attribute.replace('__r', '__', 1)]} x"
-    if attribute in _KEY_SYMBOLS:
-        return _KEY_SYMBOLS[attribute]
+    if attribute in _OTHER_SYMBOLS:
+        return _OTHER_SYMBOLS[attribute]
     return f"x.at[...].{attribute}" if holder is private.IndexUpdateRef else f"x.{attribute}"
 
 

@@ -113,3 +113,7 @@ cdef inline void* array_buffer(object array) except? NULL:
 # Have the array's data been deleted, or donated? As `is_deleted` says; its words tell it in most
 # cases.
 cdef bint is_gone(object array) except -1
+
+# Are the array's data there, and those of a client of jaxlib's own, not of a plugin? False where
+# its words do not tell it.
+cdef bint has_data_of_jaxlib(object array) except -1

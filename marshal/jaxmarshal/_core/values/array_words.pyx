@@ -406,15 +406,13 @@ cdef const jm_array_layout* words_of(object sharding) except? NULL:
     return NULL if record < 0 else &_records[record]
 
 
-cdef bint is_gone(object array) except -1:
+cdef bint _look_for_data(void* buffer, bint* is_there) noexcept:
+    """Whether the runtime buffer has its data still, if it is of a client that is no plugin.
+
+    False where that cannot be told.
+    """
     cdef int i
     cdef const void* held
-    cdef void* buffer
-    if layout.buffer < 0:
-        return array.is_deleted()
-    buffer = array_buffer(array)
-    if buffer == NULL:
-        return True
     for i in range(_record_count):    # whichever client it was found with
         # Of plugins all have one class, whatever their handles are like.
         if _records[i].held < 0 or _records[i].wrapped >= 0:
@@ -422,8 +420,31 @@ cdef bint is_gone(object array) except -1:
         if <size_t>jm_word(buffer, 0) == _records[i].vtable:
             held = jm_buffer_held(&_records[i], buffer)
             if held != NULL:
-                return jm_word(held, _records[i].data) == NULL
+                is_there[0] = jm_word(held, _records[i].data) != NULL
+                return True
+    return False
+
+
+cdef bint is_gone(object array) except -1:
+    cdef bint is_there
+    cdef void* buffer
+    if layout.buffer < 0:
+        return array.is_deleted()
+    buffer = array_buffer(array)
+    if buffer == NULL:
+        return True
+    if _look_for_data(buffer, &is_there):
+        return not is_there
     return array.is_deleted()
+
+
+cdef bint has_data_of_jaxlib(object array) except -1:
+    cdef bint is_there
+    cdef void* buffer
+    if layout.buffer < 0:
+        return False
+    buffer = array_buffer(array)
+    return buffer != NULL and _look_for_data(buffer, &is_there) and is_there
 
 
 def _forget_clients() -> None:
