@@ -40,10 +40,14 @@ BELIEFS: dict[str, tuple[str, set[str]]] = {
     # Arrays and keys.
     "_base_array": (
         "of a typed key: the array of its words",
-        {"guard.pyx", "_nnx_graphs.py", "plays.pyx", "tapes.pyx", "calls.py"},
+        {
+            "guard.pyx", "_nnx_graphs.py", "plays.pyx", "tapes.pyx", "calls.py",
+            "key_iteration.pyx",
+        },
     ),
     "_impl": (
-        "of a typed key: its kind", {"guard.pyx", "make.pyx", "key.pyx", "tapes.pyx"}
+        "of a typed key: its kind",
+        {"guard.pyx", "make.pyx", "key.pyx", "key_iteration.pyx", "tapes.pyx"},
     ),
     "_consumed": ("of a typed key: whether it was used", {"tapes.pyx"}),
     "_pjrt_layout": ("of an array: how its data lie", {"array_words.pyx", "layout_samples.py"}),

@@ -376,7 +376,7 @@ def test_the_text(monkeypatch):
     assert page.count("<tr>") == 4 and "<code>options, x[...]</code>" in page
 
 
-@pytest.mark.parametrize("name", ["device_put", "getitem", "zeros", "asarray", "bind", "functions"])
+@pytest.mark.parametrize("name", ["device_put", "getitem", "zeros", "asarray", "bind"])
 @pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without object layout")
 def test_what_a_fast_call_saves(name):
     """It is measured once, by calls that are counted nowhere and leave everything as it was."""
@@ -400,6 +400,7 @@ def test_nothing_is_measured_where_it_would_be_seen():
     assert found == [None]
     assert saving.saved("getitem", 0) is None
     assert saving.saved("shard_args", 5) is None
+    assert saving.saved("functions", 5) is None    # it is next to nothing for some of them
 
 
 def test_a_saving_is_between_jax_and_ours(monkeypatch):

@@ -360,9 +360,10 @@ array_readers = (
     _called_by_pointer(ArrayImpl, "unsafe_buffer_pointer"),
     _called_by_pointer(buffer_to_dlpack),
 )
-block_until_ready = _lookup("jax._src.array", "ArrayImpl.block_until_ready")
+block_until_ready = ArrayImpl if isinstance(ArrayImpl, _Missing) else ArrayImpl.block_until_ready
+consume_token = _lookup("jaxlib._jax", "ExecuteResults.consume_token")
 #: Is called after each computation that has callbacks or effects, before its results are arrays.
-token_taker = _called_by_pointer(_lookup("jaxlib._jax", "ExecuteResults"), "consume_token")
+token_taker = _called_by_pointer(consume_token)
 canonicalize_dtype = _lookup("jax._src.dtypes", "canonicalize_dtype")
 jax_dtypes = _lookup("jax._src.dtypes", "_jax_dtype_set")
 enable_x64 = _lookup("jax._src.config", "enable_x64")

@@ -106,7 +106,7 @@ def _forget() -> None:
 
 
 on_forget(_forget)
-if private.HAVE_SCALAR_READS and not private.xla_bridge._backends:
+if private.HAVE_SCALAR_READS and not private.backends_are_initialized():
     watch_tokens()
 
 
