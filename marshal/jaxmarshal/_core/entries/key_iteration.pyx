@@ -9,9 +9,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
 from jaxmarshal._core.entries.public_functions cimport Row, call_row, call_row_function
-from jaxmarshal._core.values.array_words cimport (
-    array_aval, array_buffer, array_sharding, words_are_vouched_for
-)
+from jaxmarshal._core.values.array_words cimport array_aval, array_buffer, array_sharding
 from jaxmarshal._core.values.kinds cimport JM_ARRAY, JM_KEY_ARRAY, Py_TYPE, jm_kind_of_type, types
 from jaxmarshal._core.values.methods cimport (
     Method, PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
@@ -29,10 +27,7 @@ cdef object _single_type = private.SingleDeviceSharding
 
 cdef bint _is_taken_apart_at_once(object keys) except -1:
     """Is it one axis of keys on one device, and no more than JAX takes out at once?"""
-    if (
-        jm_kind_of_type(&types, Py_TYPE(<PyObject*>keys)) != JM_KEY_ARRAY
-        or not words_are_vouched_for()
-    ):
+    if jm_kind_of_type(&types, Py_TYPE(<PyObject*>keys)) != JM_KEY_ARRAY:
         return False
     bits = keys._base_array
     if (
