@@ -1,4 +1,4 @@
-"""`float(x)`, `int(x)`, `bool(x)`, `x[i]` of a list, `f"{x:.3f}"`: an array of one element is read.
+"""`float(x)`, `int(x)`, `bool(x)`, `items[x]`, `f"{x:.3f}"`: an array of one element is read.
 
 JAX makes a numpy array first, of an array of its own that it makes of the array's one shard. Here
 the element is read through the buffer protocol, which jaxlib offers for data on the CPU, once the
@@ -11,16 +11,14 @@ such a process are left to JAX. On one device the call of the computation raises
 """
 
 cimport numpy as cnp
-from cpython.buffer cimport (
-    PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_GetBuffer
-)
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
 from jaxmarshal._core.context.bypassed cimport is_untouched, placement_rules
 from jaxmarshal._core.context.configuration cimport is_profiling
 from jaxmarshal._core.values.array_words cimport (
-    array_dtype, array_sharding, has_data_of_jaxlib, words_are_vouched_for, words_of
+    array_aval, array_dtype, array_sharding, has_data_of_jaxlib, words_are_vouched_for, words_of
 )
 from jaxmarshal._core.values.errors cimport is_of_program
 from jaxmarshal._core.values.forgetting cimport on_forget
@@ -62,6 +60,7 @@ cdef object _token_taker = private.token_taker
 cdef vectorcallfunc _take_token = NULL       # what it is called by, while it is watched
 cdef bint _are_tokens_possible = True        # did a computation have one, as far as is known?
 cdef object _client_alone = None             # one that has a single device
+cdef bint _is_left_to_jax = False            # is there none, and are tokens possible?
 
 
 cdef PyObject* _noted_token(
@@ -78,34 +77,29 @@ def watch_tokens() -> bool:
 
     For when nothing has been computed yet. Afterwards nobody knows.
     """
-    global _are_tokens_possible, _take_token
+    global _are_tokens_possible, _is_left_to_jax, _take_token
     if not _are_tokens_possible or not private.HAVE_SCALAR_READS:
         return False
     _take_token = jm_swap_vectorcall(<PyObject*>_token_taker, <vectorcallfunc>_noted_token)
-    _are_tokens_possible = False
+    _are_tokens_possible = _is_left_to_jax = False
     return True
 
 
 cdef bint _may_have_an_outcome(object sharding) except -1:
     """Can the array have come from a computation on several devices that had callbacks?"""
-    global _client_alone
+    global _client_alone, _is_left_to_jax
     if not _are_tokens_possible:
         return False
     client = next(iter(sharding.device_set)).client
     if client is _client_alone:
         return False
-    if len(client.local_devices()) > 1:
-        return True
-    _client_alone = client
-    return False
+    if len(client.local_devices()) == 1:
+        _client_alone = client
+        return False
+    _is_left_to_jax = True
+    return True
 
 
-def _forget() -> None:
-    global _client_alone
-    _client_alone = None
-
-
-on_forget(_forget)
 if private.HAVE_SCALAR_READS and not private.backends_are_initialized():
     watch_tokens()
 
@@ -113,7 +107,7 @@ if private.HAVE_SCALAR_READS and not private.backends_are_initialized():
 # --- Reading -------------------------------------------------------------------------------------
 
 cdef object _element_of(object array, object dtype):
-    """A numpy scalar, or None where the array cannot be read or has axes."""
+    """A numpy scalar, or None where the array cannot be read."""
     cdef Py_buffer view
     try:
         _wait(array)    # as the reference waits: a signal is handled meanwhile
@@ -123,12 +117,21 @@ cdef object _element_of(object array, object dtype):
             raise
         return None
     try:
-        return None if view.ndim else jm_scalar(view.buf, dtype)
+        return jm_scalar(view.buf, dtype)
     finally:
         PyBuffer_Release(&view)
 
 
 cdef int _lookups = 0    # of the client of an array whose data were not found
+
+
+def _forget() -> None:
+    """Know nothing of clients that JAX may let go of."""
+    global _client_alone, _is_left_to_jax, _lookups
+    _client_alone, _is_left_to_jax, _lookups = None, False, 0
+
+
+on_forget(_forget)
 
 
 cdef bint _is_readable(object array) except -1:
@@ -151,8 +154,9 @@ cdef object _read(object array, bint integer):
     """The element of an array that is nothing but its data; None for others."""
     cdef int number
     if (
-        jm_kind_of_type(&types, Py_TYPE(<PyObject*>array)) != JM_ARRAY
-        or not _is_readable(array)
+        _is_left_to_jax
+        or jm_kind_of_type(&types, Py_TYPE(<PyObject*>array)) != JM_ARRAY
+        or not _is_readable(array) or array_aval(array).shape
     ):
         return None
     dtype = array_dtype(array)
