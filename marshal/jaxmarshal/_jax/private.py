@@ -588,7 +588,8 @@ HAVE_REPLAY: bool = _have(
     flags=("HAVE_EAGER",),
 )
 HAVE_SCALAR_READS: bool = _have(
-    "HAVE_SCALAR_READS", block_until_ready, token_taker, flags=("HAVE_REPLAY",)
+    "HAVE_SCALAR_READS", block_until_ready, token_taker, backends_are_initialized,
+    flags=("HAVE_REPLAY",),
 )
 HAVE_LAYOUT_PROBE: bool = _have(
     "HAVE_LAYOUT_PROBE", ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put,
