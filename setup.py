@@ -95,6 +95,7 @@ def extensions():
             "embedsignature": False,
             "binding": True,
             "autotestdict": False,
+            "auto_pickle": False,    # nothing of the core is pickled by what Cython writes
             "freethreading_compatible": False,
         },
     )
