@@ -18,7 +18,8 @@ from cpython.ref cimport Py_INCREF
 from jaxmarshal._core.context.bypassed cimport is_untouched, placement_rules
 from jaxmarshal._core.context.configuration cimport is_profiling
 from jaxmarshal._core.values.array_words cimport (
-    array_aval, array_dtype, array_sharding, has_data_of_jaxlib, words_are_vouched_for, words_of
+    array_aval, array_buffer, array_dtype, array_sharding, has_data_of_jaxlib,
+    words_are_vouched_for, words_of,
 )
 from jaxmarshal._core.values.errors cimport is_of_program
 from jaxmarshal._core.values.forgetting cimport on_forget
@@ -138,7 +139,7 @@ cdef bint _is_readable(object array) except -1:
     """Is it on one device, with data where jaxlib's own clients have them, and nothing else?"""
     global _lookups
     sharding = array_sharding(array)
-    if type(sharding) is not _single_type or not words_are_vouched_for():
+    if type(sharding) is not _single_type:
         return False
     if not has_data_of_jaxlib(array):
         if _lookups == MOST_LOOKUPS:
@@ -156,7 +157,8 @@ cdef object _read(object array, bint integer):
     if (
         _is_left_to_jax
         or jm_kind_of_type(&types, Py_TYPE(<PyObject*>array)) != JM_ARRAY
-        or not _is_readable(array) or array_aval(array).shape
+        or not words_are_vouched_for() or array_buffer(array) == NULL or array_aval(array).shape
+        or not _is_readable(array)
     ):
         return None
     dtype = array_dtype(array)
