@@ -106,6 +106,18 @@ def _called_by_pointer(owner: Any, names: str = "") -> Any:
     return _Missing(name)
 
 
+def _each(function: Any) -> Any:
+    """What calls a function that was looked up for each item of a list; or a _Missing."""
+    if isinstance(function, _Missing):
+        return function
+
+    def call_each(items: list[Any]) -> None:
+        for item in items:
+            function(item)
+
+    return call_each
+
+
 def lookup_quietly(module: str, name: str) -> Any:
     """`module.name`, or None: a name that need not be there, nor the module."""
     try:
@@ -360,6 +372,17 @@ array_readers = (
     _called_by_pointer(ArrayImpl, "unsafe_buffer_pointer"),
     _called_by_pointer(buffer_to_dlpack),
 )
+#: `jax.device_get`, what it asks each array in the end, and what begins to copy several ones. A later
+#: jaxlib takes whole arrays instead of those on one device.
+device_get = _lookup("jax._src.api", "device_get")
+array_to_numpy = getattr(ArrayImpl, "_to_np_array_did_copy", None) or _lookup(
+    "jax._src.array", "ArrayImpl._single_device_array_to_np_array_did_copy"
+)
+start_copies = lookup_quietly("jaxlib._jax", "batched_copy_to_host_async")
+if start_copies is None:
+    start_copies = _each(
+        _lookup("jax._src.array", "ArrayImpl._copy_single_device_array_to_host_async")
+    )
 block_until_ready = ArrayImpl if isinstance(ArrayImpl, _Missing) else ArrayImpl.block_until_ready
 consume_token = _lookup("jaxlib._jax", "ExecuteResults.consume_token")
 #: Is called after each computation that has callbacks or effects, before its results are arrays.
@@ -590,6 +613,10 @@ HAVE_REPLAY: bool = _have(
 HAVE_SCALAR_READS: bool = _have(
     "HAVE_SCALAR_READS", block_until_ready, token_taker, backends_are_initialized,
     flags=("HAVE_REPLAY",),
+)
+HAVE_FETCHES: bool = _have(
+    "HAVE_FETCHES", device_get, array_to_numpy, start_copies,
+    flags=("HAVE_REPLAY", "HAVE_GUARDS"),
 )
 HAVE_LAYOUT_PROBE: bool = _have(
     "HAVE_LAYOUT_PROBE", ArrayImpl, ShapedArray, SingleDeviceSharding, batched_device_put,

@@ -30,7 +30,9 @@ def _given() -> Given:
         x=x, y=x + 1, v=x[0], square=jax.device_put(np.eye(3, dtype=np.float32)),
         i=jax.device_put(np.array([0, 2], np.int32)), n=jax.device_put(np.arange(5)),
         mask=x > 0.5, scalar=jnp.float32(3), key=random.key(0), raw=random.PRNGKey(0),
-        host=data, half=x.astype(jnp.float16), flag=x[0, 0] < 1,
+        host=data, half=x.astype(jnp.float16), flag=x[0, 0] < 1, count=jnp.int32(3),
+        keys=random.split(random.key(0), 4),
+        metrics={"loss": x[0, 1], "accuracy": x[1, 0], "step": jnp.int32(7)},
     )  # fmt: skip
 
 
@@ -117,6 +119,14 @@ CALLS: dict[str, Callable[[Given], Any]] = {
     "v.sort()": lambda g: g.v.sort(),
     "mask.any()": lambda g: g.mask.any(),
     "x.std()": lambda g: g.x.std(),
+    # Reading
+    "float(scalar)": lambda g: float(g.scalar),
+    "int(count)": lambda g: int(g.count),
+    "bool(flag)": lambda g: bool(g.flag),
+    "f'{scalar:.3f}'": lambda g: f"{g.scalar:.3f}",
+    "scalar.item()": lambda g: g.scalar.item(),
+    "jax.device_get(x)": lambda g: jax.device_get(g.x),
+    "jax.device_get(dict of 3)": lambda g: jax.device_get(g.metrics),
     # Creation
     "jnp.zeros(3)": lambda g: jnp.zeros(3),
     "jnp.ones((2, 3))": lambda g: jnp.ones((2, 3)),
@@ -247,6 +257,7 @@ CALLS: dict[str, Callable[[Given], Any]] = {
     "random.permutation": lambda g: random.permutation(g.key, 5),
     "random.choice": lambda g: random.choice(g.key, 5),
     "k1, k2 = random.split": lambda g: tuple(random.split(g.key)),
+    "keys[0]": lambda g: g.keys[0],
 }
 
 

@@ -48,6 +48,9 @@ cdef bint is_profiling() except -1
 # May transfers from the host (`host`) or between devices go unguarded on this thread?
 cdef bint transfers_unguarded(bint host, bint device) except -1
 
+# The same for data that the host fetches.
+cdef bint fetches_unguarded() except -1
+
 # Does anybody look at results on this thread: JAX's post-hook, debug_nans or debug_infs? The
 # reference's C++ asks for the hook alone, its Python code for the two states.
 cdef bint results_are_checked() except -1

@@ -217,6 +217,10 @@ cdef bint transfers_unguarded(bint host, bint device) except -1:
     return _allows(_host_guard) and _allows(_device_guard) and _allows(_fetch_guard)
 
 
+cdef bint fetches_unguarded() except -1:
+    return _allows(_fetch_guard)
+
+
 cdef bint results_are_checked() except -1:
     # A context that ended may have left this thread without the hook, and with the state set.
     return not (

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmarshal._core.entries import key_iteration, public_functions, scalar_reads
+from jaxmarshal._core.entries import device_get, key_iteration, public_functions, scalar_reads
 from jaxmarshal._jax import private
 
 _NUMPY = [
@@ -202,6 +202,10 @@ def functions() -> list[tuple[Any, Any]]:
             public_functions.HOST_OR_ITEMS if function.__name__ in _WITH_HOST else 0,
         ))
         for function in _found((*_MODULES, ("jax.lax", sorted(_WITH_FUNCTIONS))))
+        if type(function) is FunctionType
+    ] + [
+        (function, device_get.make_getter("functions", function, _names[id(function)]))
+        for function in _found((("jax", ["device_get"]),) if private.HAVE_FETCHES else ())
         if type(function) is FunctionType
     ]
 
