@@ -50,6 +50,7 @@ BELIEFS: dict[str, tuple[str, set[str]]] = {
         {"guard.pyx", "make.pyx", "key.pyx", "key_iteration.pyx", "tapes.pyx"},
     ),
     "_consumed": ("of a typed key: whether it was used", {"tapes.pyx"}),
+    "_npy_value": ("of an array: its data on the host, or None", {"device_get.pyx"}),
     "_pjrt_layout": ("of an array: how its data lie", {"array_words.pyx", "layout_samples.py"}),
     # Functions.
     "_cache_miss": ("of a jitted function: what traces and compiles", {"jit_recorder.pyx"}),

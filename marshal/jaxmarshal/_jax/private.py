@@ -106,16 +106,23 @@ def _called_by_pointer(owner: Any, names: str = "") -> Any:
     return _Missing(name)
 
 
-def _each(function: Any) -> Any:
+def _method(cls: Any, *names: str) -> Any:
+    """The first of these methods that a class that was looked up has; or a _Missing."""
+    for name in names:
+        if isinstance(cls, _Missing) or hasattr(cls, name):
+            return getattr(cls, name, cls)
+    missing[f"{cls.__name__}.{names[-1]}"] = "no such method"
+    return _Missing(f"{cls.__name__}.{names[-1]}")
+
+
+def _for_each(function: Any) -> Any:
     """What calls a function that was looked up for each item of a list; or a _Missing."""
-    if isinstance(function, _Missing):
-        return function
 
     def call_each(items: list[Any]) -> None:
         for item in items:
             function(item)
 
-    return call_each
+    return function if isinstance(function, _Missing) else call_each
 
 
 def lookup_quietly(module: str, name: str) -> Any:
@@ -361,7 +368,7 @@ jnp_ones = jnp.ones
 jnp_full = jnp.full
 jnp_asarray = jnp.asarray
 jnp_array = jnp.array
-array_getitem = ArrayImpl if isinstance(ArrayImpl, _Missing) else ArrayImpl.__getitem__
+array_getitem = _method(ArrayImpl, "__getitem__")
 aval_mappings = _lookup("jax._src.core", "pytype_aval_mappings")
 type_of_array = lookup_quietly("jax._src.array", "_get_aval_array")
 buffer_to_dlpack = _lookup("jaxlib._jax", "buffer_to_dlpack_managed_tensor")
@@ -372,18 +379,16 @@ array_readers = (
     _called_by_pointer(ArrayImpl, "unsafe_buffer_pointer"),
     _called_by_pointer(buffer_to_dlpack),
 )
-#: `jax.device_get`, what it asks each array in the end, and what begins to copy several ones. A later
-#: jaxlib takes whole arrays instead of those on one device.
+#: `jax.device_get`, and what it asks each array in the end: all of it at once, or the one shard.
 device_get = _lookup("jax._src.api", "device_get")
-array_to_numpy = getattr(ArrayImpl, "_to_np_array_did_copy", None) or _lookup(
-    "jax._src.array", "ArrayImpl._single_device_array_to_np_array_did_copy"
+array_to_numpy = _method(
+    ArrayImpl, "_to_np_array_did_copy", "_single_device_array_to_np_array_did_copy"
 )
-start_copies = lookup_quietly("jaxlib._jax", "batched_copy_to_host_async")
-if start_copies is None:
-    start_copies = _each(
-        _lookup("jax._src.array", "ArrayImpl._copy_single_device_array_to_host_async")
-    )
-block_until_ready = ArrayImpl if isinstance(ArrayImpl, _Missing) else ArrayImpl.block_until_ready
+#: Begins to copy several arrays to the host; a later jaxlib does so in one call.
+start_copies = lookup_quietly("jaxlib._jax", "batched_copy_to_host_async") or _for_each(
+    _method(ArrayImpl, "_copy_single_device_array_to_host_async")
+)
+block_until_ready = _method(ArrayImpl, "block_until_ready")
 consume_token = _lookup("jaxlib._jax", "ExecuteResults.consume_token")
 #: Is called after each computation that has callbacks or effects, before its results are arrays.
 token_taker = _called_by_pointer(consume_token)

@@ -72,6 +72,8 @@ def eager_cases() -> Iterator[Case]:
     def full() -> Any:
         return jnp.full(3, 1.5)
 
+    order = np.random.default_rng(0).permutation(1 << 14)
+    data = np.ones((1 << 14, 4), np.float32)
     leaves = {two: 2, one: 1, keys: 1, tuple: 0}
     for name, entry, function, make, speedup in (
         ("neg_p.bind", "bind", lambda x: lax.neg_p.bind(x), one, 2.0),
@@ -94,6 +96,9 @@ def eager_cases() -> Iterator[Case]:
         ("x[i, 2], another i each time", "getitem", lambda x, i: x[i, 2]),
         ("x[i:i + 8], another i each time", "getitem", lambda x, i: x[i : i + 8]),
         ("x.at[i].set(1.), another i", "functions", lambda x, i: x.at[i].set(1.0)),
+        ("x[numpy rows], others each time", "getitem", lambda x, i: x[order[i : i + 8]]),
+        ("x[i, numpy int], another i", "getitem", lambda x, i: x[order[i], 2]),
+        ("x.at[i].set(numpy), another i", "functions", lambda x, i: x.at[i].set(data[i])),
     ):
         yield Case(name, entry, partial(_running, index), 1, least_speedup=2)
     # One jitted function each, which JAX made before anybody could install anything.

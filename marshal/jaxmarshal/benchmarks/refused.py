@@ -94,7 +94,7 @@ _CALLS: tuple[tuple[str, str, Callable[[], Call]], ...] = (
     ("bind, an object as a parameter", "bind", _own_primitive),
     ("jnp.asarray of a list of numpy", "asarray", lambda: partial(_asarray, _host())),
     ("jnp.array of a list of numpy", "array", lambda: partial(_array_of, _host())),
-    ("x[numpy indices]", "getitem", lambda: partial(_take, _array(), np.array([0, 2]))),
+    ("x[numpy mask]", "getitem", lambda: partial(_take, _array(), np.arange(8) < 2)),
     ("jnp.zeros on a device", "zeros", lambda: partial(_on_device, "zeros")),
     ("jnp.ones on a device", "ones", lambda: partial(_on_device, "ones")),
     ("jnp.full on a device", "full", lambda: partial(_on_device, "full", 1.5)),

@@ -19,6 +19,9 @@ from jaxmarshal._core.context.bypassed cimport (
     attributes_of, function_rules, is_untouched, placement_rules
 )
 from jaxmarshal._core.context.configuration cimport Context, state_is, transfers_unguarded
+from jaxmarshal._core.entries.host_indices cimport (
+    has_host_data, index_on_device, is_of_numpy, value_on_device
+)
 from jaxmarshal._core.placement.host_data cimport is_watched
 from jaxmarshal._core.plans.backoff cimport is_left
 from jaxmarshal._core.plans.jit_configuration cimport operation_context
@@ -75,6 +78,7 @@ cdef object _single_type = private.SingleDeviceSharding
 cdef tuple _sharding_types = (private.SingleDeviceSharding, private.NamedSharding)
 cdef object _debug_key_reuse = private.debug_key_reuse
 cdef object _check_leaks = private.check_tracer_leaks
+cdef object _update_type = private.IndexUpdateRef
 cdef bint _active = private.HAVE_REPLAY
 
 
@@ -409,14 +413,16 @@ cdef Sample _make_sample(
 ):
     """What the tape says of the call, or None where that is not all of it."""
     cdef Py_ssize_t arrays = sources.count - rows
+    cdef tuple numbers = _rows_in(sources, rows)
     described = _described(tape, key, result)
     if described is None:
         return None
+    fold_constants(tape, described, numbers)
     keep_functions(tape)
     steps = needed_steps(tape, arrays, described)
     if steps is None:
         return None
-    return Sample(_rows_in(sources, rows), steps, play_of(sources).sources[:arrays], states)
+    return Sample(numbers, steps, play_of(sources).sources[:arrays], states)
 
 
 cdef Play _play_of_samples(Tape tape, Sample one, Sample other, Sources* sources):
@@ -882,6 +888,64 @@ cdef object _call_with_number(
     return _call_looked_at(row, own, n, names)
 
 
+# --- Numpy data that go to the device ------------------------------------------------------------
+
+cdef bint _has_host_data(Row row, PyObject** args, Py_ssize_t n) except -1:
+    """Is numpy data the index, or what `x.at[...]` sets there?"""
+    if not row.with_index or not n:
+        return False
+    what = <object>args[0]
+    if type(what) is _update_type:
+        return has_host_data(what.index) or (n == 2 and is_of_numpy(<object>args[1]))
+    return n == 2 and has_host_data(<object>args[1])
+
+
+cdef object _call_with_host_data(Row row, PyObject** args, Py_ssize_t n, PyObject* names):
+    """As `_call_looked_at`, with these data on the device."""
+    cdef PyObject* own[MOST_CONVERTED]
+    cdef Sources none
+    cdef int reason
+    cdef Py_ssize_t count = n + (0 if names == NULL else PyTuple_GET_SIZE(names))
+    cdef object what = <object>args[0], made = None
+    none.count = 0
+    none.with_functions = False
+    if (
+        count > MOST_CONVERTED or tapes.current is not None
+        or operation_context(&reason) is None or _obstacle(&none) != HIT
+        or not _is_converted_as_before() or not _is_on_one_device(what)
+    ):
+        return _call_looked_at(row, args, n, names)
+    memcpy(own, args, count * sizeof(PyObject*))
+    if n == 2:
+        made = <object>args[1]
+        if type(what) is not _update_type:
+            made = index_on_device(made)
+        elif is_of_numpy(made):
+            made = value_on_device(made)
+        if made is None and args[1] != <PyObject*>None:
+            return _call_looked_at(row, args, n, names)
+        own[1] = <PyObject*>made
+    if type(what) is _update_type:
+        index = index_on_device(what.index)
+        if index is None and what.index is not None:
+            return _call_looked_at(row, args, n, names)
+        what = _update_type(what.array, index)
+        own[0] = <PyObject*>what
+    return _call_looked_at(row, own, n, names)
+
+
+cdef bint _is_on_one_device(object what) except -1:
+    """Is an array, or that of `x.at[...]`, on one device?"""
+    cdef PyObject* array
+    if type(what) is _update_type:
+        what = what.array
+    array = <PyObject*>what
+    return (
+        jm_kind_of_type(&types, Py_TYPE(array)) == JM_ARRAY
+        and _is_where_others_are(&array, 1, -1)
+    )
+
+
 cdef PyObject* call_row(
     Row row, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
@@ -896,7 +960,9 @@ cdef PyObject* call_row(
     elif is_left(&row.skip):
         _count_miss(row, NOT_RECORDED)
     else:
-        if place < 0 or row.number.convert is None:
+        if _has_host_data(row, args, n):
+            result = _call_with_host_data(row, args, n, names)
+        elif place < 0 or row.number.convert is None:
             result = _call_looked_at(row, args, n, names)
         else:
             result = _call_with_number(row, args, n, names, place)

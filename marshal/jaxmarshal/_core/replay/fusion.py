@@ -167,9 +167,20 @@ def _filled(described: Any, values: dict[int, Any]) -> Any:
         return private.random_unwrap(values[described.key.number])
     if isinstance(described, tapes.Key):
         return private.random_wrap(_filled(described.words, values), impl=described.impl)
+    if isinstance(described, tapes.Cast):
+        return _cast(values[described.source.number], described.dtype)
     if isinstance(described, tapes.Nested):
         return described.make([_filled(item, values) for item in described.items])
     return described
+
+
+def _cast(value: Any, dtype: Any) -> Any:
+    """An int of the program's, or the tracer of one, in its dtype."""
+    if type(value) is int:
+        return np.asarray(value, dtype)
+    if isinstance(value, (np.ndarray, np.generic)):
+        raise TypeError("numpy may warn of data that are converted")
+    return value.astype(dtype)
 
 
 def _arguments(step: Any, values: dict[int, Any]) -> tuple[list[Any], dict[str, Any]]:

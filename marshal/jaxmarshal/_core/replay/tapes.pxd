@@ -113,8 +113,8 @@ cdef PyObject* (*call_in_context)(
 ) noexcept
 
 # Take the results of steps that depend on no source as constants, but for what the described result
-# is made of: that has to be new in every call.
-cdef int fold_constants(Tape tape, object described) except -1
+# is made of: that has to be new in every call. Steps with one of these ints stay.
+cdef int fold_constants(Tape tape, object described, tuple numbers=*) except -1
 
 # Keep functions of steps that nobody else keeps: those that were jitted for this very call.
 cdef int keep_functions(Tape tape) except -1

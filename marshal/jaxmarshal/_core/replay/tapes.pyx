@@ -639,7 +639,12 @@ cdef object _with_known(object described, dict known):
     return described
 
 
-cdef int fold_constants(Tape tape, object described) except -1:
+cdef bint _is_one_of(object arg, tuple numbers) except -1:
+    """May it be one of these ints, or have been computed of one?"""
+    return bool(numbers) and _number_in(arg) in numbers
+
+
+cdef int fold_constants(Tape tape, object described, tuple numbers=()) except -1:
     cdef Step step
     cdef set needed = set()
     cdef dict constants = {}
@@ -649,10 +654,12 @@ cdef int fold_constants(Tape tape, object described) except -1:
             _collect(step.args[0], needed)
     for step in tape.steps:
         step.args = tuple([_with_known(arg, constants) for arg in step.args])
-        numbers = range(step.first, step.first + step.results)
-        if any([_has_values(arg) for arg in step.args]) or not needed.isdisjoint(numbers):
+        results = range(step.first, step.first + step.results)
+        if not needed.isdisjoint(results):
             continue
-        for number in numbers:
+        if any([_has_values(arg) or _is_one_of(arg, numbers) for arg in step.args]):
+            continue
+        for number in results:
             if tape.alive[number].size * tape.alive[number].dtype.itemsize <= MOST_BYTES:
                 constants[number] = tape.alive[number]
     return 0
@@ -770,6 +777,11 @@ cdef bint _is_same_constant(object a, object b) except -1:
         return False
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if type(a) is _array_type:    # of a step that was folded
+        return (
+            a.aval == b.aval and a.sharding == b.sharding and a.committed == b.committed
+            and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        )
     if type(a) is _typed_array:
         return _aval_of(a) == _aval_of(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes()
     if type(a) is float or type(a) is complex:
