@@ -9,6 +9,7 @@ initialises a backend, reads a configuration value or creates an array.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -113,6 +114,12 @@ def _method(cls: Any, *names: str) -> Any:
             return getattr(cls, name, cls)
     missing[f"{cls.__name__}.{names[-1]}"] = "no such method"
     return _Missing(f"{cls.__name__}.{names[-1]}")
+
+
+def _names_in(member: Any) -> set[str]:
+    """The attributes that a property of JAX's reads; none where its code is not to be had."""
+    code = getattr(inspect.unwrap(getattr(member, "fget", member)), "__code__", None)
+    return set() if code is None else set(code.co_names)
 
 
 def _for_each(function: Any) -> Any:
@@ -382,7 +389,8 @@ array_readers = (
 #: `jax.device_get`, and what it asks each array in the end: all of it at once, or the one shard.
 device_get = _lookup("jax._src.api", "device_get")
 array_to_numpy = _method(
-    ArrayImpl, "_to_np_array_did_copy", "_single_device_array_to_np_array_did_copy"
+    ArrayImpl, *_names_in(_method(ArrayImpl, "_value")).intersection(["_to_np_array_did_copy"]),
+    "_single_device_array_to_np_array_did_copy",
 )
 #: Begins to copy several arrays to the host; a later jaxlib does so in one call.
 start_copies = lookup_quietly("jaxlib._jax", "batched_copy_to_host_async") or _for_each(
