@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from operator import getitem
 
 import jax
@@ -160,6 +161,7 @@ def test_every_value(make, update):
     for x in (array() + 1, array(SHAPE, np.int32)):
         for index in (3, np.array([1, 2]), (jnp.int32(2), IN)):
             same(lambda x, index, y: getattr(x.at[index], update)(y), x, index, make(), turns=3)
+    same(lambda x, y: x.at[2].apply(y), array(), make(), turns=3)
     same(lambda x, y: x.at[2].set(values=y), array(), make(), turns=3)
     same(lambda x, y: x.at[1:3].set(y, mode="drop"), array(), make(), turns=3)
 
@@ -188,6 +190,63 @@ def test_one_state_changes(context):
         same(call, turns=3)
         same(call, context=CONTEXTS[context], turns=3)
         same(call, turns=2)
+
+
+def set_flag(name, value):
+    @contextlib.contextmanager
+    def changed():
+        before = getattr(jax.config, name)
+        jax.config.update(name, value)
+        try:
+            yield
+        finally:
+            jax.config.update(name, before)
+
+    return changed
+
+
+@pytest.mark.errors
+@pytest.mark.parametrize("flag", ["jax_no_tracing", "jax_no_execution"])
+def test_nothing_is_traced_or_run_that_jax_does_not(flag):
+    """JAX goes other ways for data on the device, which it may not have traced yet."""
+    x, index, value = array((70, 3)), np.array([1, 2, 4]), np.ones(3, np.float32)
+    calls = (
+        lambda: x[index], lambda: x.at[index].set(value), lambda: x.at[1].set(value),
+        lambda: x.at[np.int64(2)].set(x[0]),
+        lambda: x.astype(int).at[index].set(np.float32(1.5)),
+    )  # fmt: skip
+    for call in calls:
+        with without_jaxmarshal():
+            for _ in range(3):
+                call()
+        same(call, context=set_flag(flag, True), turns=3)
+
+
+def test_nothing_is_compiled_that_jax_does_not():
+    """Where somebody hears of it."""
+    x, index = array((71, 3)), np.array([1, 2, 4])
+    calls = (
+        lambda: x[index], lambda: x.at[np.int64(2)].set(1.5),
+        lambda: x.at[1].set(np.ones(3, np.float32)),
+    )  # fmt: skip
+
+    def compiled():
+        jax.clear_caches()
+        heard = []
+        jax.monitoring.register_event_duration_secs_listener(
+            lambda event, *_, **__: heard.append(event) if "backend_compile" in event else None
+        )
+        try:
+            for call in calls:
+                for _ in range(5):
+                    call()
+        finally:
+            jax._src.monitoring._event_duration_secs_listeners.pop()
+        return len(heard)
+
+    found = compiled()
+    with without_jaxmarshal():
+        assert found == compiled()
 
 
 @pytest.mark.errors

@@ -454,7 +454,8 @@ silent_states: tuple[tuple[Any, Any], ...] = tuple(
     (getattr(jax._src.config, name, None), value)
     for name, value in (
         ("log_compiles", False), ("explain_cache_misses", False), ("compilation_cache_dir", None),
-        ("no_tracing", False), ("check_tracer_leaks", False), ("jax_dump_ir_to", ""),
+        ("no_tracing", False), ("no_execution", False), ("check_tracer_leaks", False),
+        ("jax_dump_ir_to", ""),
     )
 )  # fmt: skip
 

@@ -57,7 +57,7 @@ cdef bint has_host_data(object index) except -1:
 
 cdef object _narrowed(cnp.ndarray data):
     """Ints of 64 bits as ints of 32, in an array of their own; or `_left`."""
-    cdef cnp.ndarray source = cnp.PyArray_GETCONTIGUOUS(data)
+    cdef cnp.ndarray source = cnp.PyArray_FROM_OF(data, cnp.NPY_ARRAY_CARRAY_RO)
     cdef cnp.ndarray made = cnp.PyArray_SimpleNew(
         cnp.PyArray_NDIM(source), cnp.PyArray_DIMS(source), cnp.NPY_INT32
     )

@@ -30,6 +30,7 @@ cdef class Row:
     cdef bint failed            # did the steps of the call that is made fail?
     cdef Number number       # that counts, or None
     cdef bint with_index     # does it take an array, and an index of which one int may differ?
+    cdef bint with_value     # and something that it makes an array of at once?
     cdef list numbers        # the last ones that came in
 
 # A call of the function; a new reference, or NULL with an error set.

@@ -27,6 +27,7 @@ def make_row(
     with_functions: bool = False,
     host: int = 0,
     with_index: bool = False,
+    with_value: bool = False,
 ) -> Callable[..., Any] | None: ...
 def make_object_call(
     entry: str, reference: Any, functions: list[tuple[Any, Number | None, str]]

@@ -309,15 +309,26 @@ cdef int _keep(Row row, Replay replay, Play play) except -1:
     return 0
 
 
+cdef bint _would_be_heard(Sources* sources) except -1:
+    """Would somebody hear that the reference compiles for other arguments than the program's?"""
+    # Most programs do not take this path before they are set up.
+    from jaxmarshal._core.replay import fusion
+
+    return sources.converted and fusion.is_heard()
+
+
 cdef object _record(
     Replay replay, object key, Sources* sources, Row row, tuple args, dict kwargs
 ):
     """Call the reference and keep the steps it took, if they are all of it.
 
-    None where it was not called, because another thread is recording.
+    None where it was not called, because another thread is recording, or somebody would hear it.
     """
     cdef Tape tape
     cdef Play play
+    if _would_be_heard(sources):
+        _wait_longer(replay)
+        return None
     states = states_now()
     tape = start_tape(
         [<object>sources.items[i] for i in range(sources.count)], row.with_functions,
@@ -495,6 +506,9 @@ cdef object _record_rows(
         replay = context.replays[row_key] = make_replay()
     replay.seen += 1
     if replay.seen <= replay.wait:
+        return None
+    if _would_be_heard(sources):
+        _wait_longer(replay)
         return None
     states = states_now()
     tape = start_tape([<object>sources.items[i] for i in range(sources.count - rows)])
@@ -781,12 +795,15 @@ cdef object _call(
     return _record(replay, <object>key[0], sources, row, positional, kwargs)
 
 
-cdef object _call_looked_at(Row row, PyObject** args, Py_ssize_t n, PyObject* names):
+cdef object _call_looked_at(
+    Row row, PyObject** args, Py_ssize_t n, PyObject* names, bint converted=False
+):
     cdef Sources sources, indexed
     cdef PyObject* key = NULL
     sources.count = indexed.count = 0
     sources.with_functions = row.with_functions
     sources.host = row.host
+    sources.converted = indexed.converted = converted
     indexed.with_functions = False
     indexed.host = NO_HOST
     try:
@@ -890,13 +907,18 @@ cdef object _call_with_number(
 
 # --- Numpy data that go to the device ------------------------------------------------------------
 
+cdef bint _is_host_value(Row row, PyObject** args, Py_ssize_t n) noexcept:
+    """Is numpy data what `x.at[...]` sets, adds and so on?"""
+    return row.with_value and n == 2 and is_of_numpy(<object>args[1])
+
+
 cdef bint _has_host_data(Row row, PyObject** args, Py_ssize_t n) except -1:
     """Is numpy data the index, or what `x.at[...]` sets there?"""
     if not row.with_index or not n:
         return False
     what = <object>args[0]
     if type(what) is _update_type:
-        return has_host_data(what.index) or (n == 2 and is_of_numpy(<object>args[1]))
+        return has_host_data(what.index) or _is_host_value(row, args, n)
     return n == 2 and has_host_data(<object>args[1])
 
 
@@ -916,14 +938,15 @@ cdef object _call_with_host_data(Row row, PyObject** args, Py_ssize_t n, PyObjec
     ):
         return _call_looked_at(row, args, n, names)
     memcpy(own, args, count * sizeof(PyObject*))
-    if n == 2:
-        made = <object>args[1]
-        if type(what) is not _update_type:
-            made = index_on_device(made)
-        elif is_of_numpy(made):
-            made = value_on_device(made)
-        if made is None and args[1] != <PyObject*>None:
-            return _call_looked_at(row, args, n, names)
+    if _is_host_value(row, args, n):
+        made = value_on_device(<object>args[1])
+    elif type(what) is not _update_type:
+        made = index_on_device(<object>args[1])
+    else:
+        made = what    # stands for no such argument
+    if made is None:
+        return _call_looked_at(row, args, n, names)
+    if made is not what:
         own[1] = <PyObject*>made
     if type(what) is _update_type:
         index = index_on_device(what.index)
@@ -931,7 +954,7 @@ cdef object _call_with_host_data(Row row, PyObject** args, Py_ssize_t n, PyObjec
             return _call_looked_at(row, args, n, names)
         what = _update_type(what.array, index)
         own[0] = <PyObject*>what
-    return _call_looked_at(row, own, n, names)
+    return _call_looked_at(row, own, n, names, True)
 
 
 cdef bint _is_on_one_device(object what) except -1:
@@ -983,7 +1006,7 @@ HOST_ITSELF, HOST_OR_ITEMS, HOST_AS_OPERAND = HOST, HOST_ARRAYS, HOST_OPERAND
 
 def make_row(
     str entry, reference, Number number=None, str left_with=None, str written=None,
-    bint with_functions=False, HostData host=NO_HOST, bint with_index=False,
+    bint with_functions=False, HostData host=NO_HOST, bint with_index=False, bint with_value=False,
 ):
     """The replacement of a function of the reference whose calls are replayed.
 
@@ -998,6 +1021,7 @@ def make_row(
         it decides by no more than dtype and shape: `HOST_ITSELF`, `HOST_OR_ITEMS`,
         `HOST_AS_OPERAND`.
       with_index: whether it takes an array and an index, and does the same for each row of it.
+      with_value: whether it makes an array of its second argument before it asks for anything.
     """
     cdef Method method
     cdef Row row
@@ -1009,7 +1033,7 @@ def make_row(
     row.left_with = left_with
     row.with_functions = with_functions
     row.host = host
-    row.with_index = with_index
+    row.with_index, row.with_value = with_index, with_value
     row.named = named_number(entry, written) if written else 0
     return method
 

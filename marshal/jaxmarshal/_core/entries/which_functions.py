@@ -22,14 +22,15 @@ _NUMPY = [
     "arange", "argmax", "argmin", "array_equal", "array_equiv", "array_split", "astype",
     "average", "bartlett", "blackman", "broadcast_arrays", "broadcast_to", "choose",
     "column_stack", "concat", "concatenate", "copy", "cumulative_prod", "cumulative_sum",
-    "degrees", "diag", "diag_indices", "diagflat", "divide", "dsplit", "dstack", "einsum",
-    "empty", "empty_like", "expand_dims", "eye", "flip", "fliplr", "flipud", "full_like",
-    "geomspace", "hamming", "hanning", "hsplit", "hstack", "identity", "indices", "interp",
-    "isin", "isneginf", "isposinf", "kaiser", "linspace", "logspace", "matrix_transpose",
-    "meshgrid", "mod", "moveaxis", "ones_like", "pad", "permute_dims", "pow", "power", "ptp",
-    "radians", "repeat", "reshape", "roll", "select", "split", "squeeze", "stack", "std",
-    "tensordot", "tile", "transpose", "tri", "tril_indices", "triu_indices", "unravel_index",
-    "var", "vecdot", "vsplit", "vstack", "where", "zeros_like",
+    "degrees", "diag", "diag_indices", "diag_indices_from", "diagflat", "divide", "dsplit",
+    "dstack", "einsum", "empty", "empty_like", "expand_dims", "eye", "flip", "fliplr", "flipud",
+    "full_like", "geomspace", "hamming", "hanning", "hsplit", "hstack", "identity", "indices",
+    "interp", "isin", "isneginf", "isposinf", "ix_", "kaiser", "linspace", "logspace",
+    "matrix_transpose", "meshgrid", "mod", "moveaxis", "ones_like", "pad", "permute_dims",
+    "pow", "power", "ptp", "radians", "repeat", "reshape", "roll", "select", "split", "squeeze",
+    "stack", "std", "tensordot", "tile", "transpose", "tri", "tril_indices",
+    "tril_indices_from", "triu_indices", "triu_indices_from", "unravel_index", "var", "vecdot",
+    "vsplit", "vstack", "where", "zeros_like",
 ]  # fmt: skip
 
 _LINALG = [
@@ -45,19 +46,23 @@ _FFT = [
 _NN = ["dot_product_attention", "gelu", "logsumexp", "one_hot", "softmax"]
 
 _LAX = [
-    "abs", "add", "argmax", "argmin", "batch_matmul", "bitcast_convert_type", "bitwise_and",
+    "abs", "acos", "acosh", "add", "argmax", "argmin", "asin", "asinh", "atan", "atan2",
+    "atanh", "batch_matmul", "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "bitwise_and",
     "bitwise_not", "bitwise_or", "bitwise_xor", "broadcast", "broadcast_in_dim",
-    "broadcasted_iota", "ceil", "clamp", "collapse", "concatenate", "conj", "conv",
-    "conv_general_dilated", "convert_element_type", "cos", "cummax", "cummin", "cumprod",
-    "cumsum", "div", "dot", "dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim",
-    "dynamic_update_slice", "dynamic_update_slice_in_dim", "eq", "erf", "exp", "expand_dims",
-    "expm1", "floor", "full", "full_like", "ge", "gt", "imag", "index_in_dim", "index_take",
-    "integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min",
-    "mul", "ne", "neg", "pad", "pow", "real", "reciprocal", "reduce_and", "reduce_max",
-    "reduce_min", "reduce_or", "reduce_precision", "reduce_prod", "reduce_sum", "rem",
-    "reshape", "rev", "round", "rsqrt", "select", "select_n", "sign", "sin", "slice",
-    "slice_in_dim", "sort", "sort_key_val", "split", "sqrt", "square", "squeeze", "stack",
-    "stop_gradient", "sub", "tan", "tanh", "tile", "top_k", "transpose", "unstack",
+    "broadcasted_iota", "cbrt", "ceil", "clamp", "clz", "collapse", "complex", "concatenate",
+    "conj", "conv", "conv_general_dilated", "convert_element_type", "cos", "cosh",
+    "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "digamma", "div", "dot",
+    "dot_general", "dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim",
+    "dynamic_update_slice", "dynamic_update_slice_in_dim", "eq", "erf", "erf_inv", "erfc",
+    "exp", "exp2", "expand_dims", "expm1", "floor", "full", "full_like", "ge", "gt", "igamma",
+    "igammac", "imag", "index_in_dim", "index_take", "integer_pow", "iota", "is_finite", "le",
+    "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "mulhi", "ne", "neg",
+    "nextafter", "optimization_barrier", "pad", "polygamma", "population_count", "pow", "real",
+    "reciprocal", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_precision",
+    "reduce_prod", "reduce_sum", "rem", "reshape", "rev", "round", "rsqrt", "select",
+    "select_n", "sign", "sin", "sinh", "slice", "slice_in_dim", "sort", "sort_key_val", "split",
+    "sqrt", "square", "squeeze", "stack", "stop_gradient", "sub", "tan", "tanh", "tile",
+    "top_k", "transpose", "unstack",
 ]  # fmt: skip
 
 _RANDOM = [
@@ -233,6 +238,7 @@ def methods() -> list[tuple[type, str, Any, Any]]:
                 "functions", method, number, written=name_of(method, cls, name),
                 host=public_functions.HOST_AS_OPERAND if name in operators else 0,
                 with_index=cls is private.IndexUpdateRef or name == "__getitem__",
+                with_value=cls is private.IndexUpdateRef and name not in ("apply", "get"),
             )
         found.append((cls, name, method, made[method]))
     return [*found, *_calls_of_objects(), *_iteration(), *_scalar_reads()]

@@ -263,7 +263,7 @@ def _compiled(
 # --- Jobs ----------------------------------------------------------------------------------------
 
 
-def _is_heard() -> bool:
+def is_heard() -> bool:
     """Would anybody hear that something is traced or compiled?"""
     if any(state is None or state.value != value for state, value in private.silent_states):
         return True
@@ -280,7 +280,7 @@ def _is_heard() -> bool:
 
 def _fuse(job: Job) -> None:
     """Replace steps of a replay by fewer ones, if that can be."""
-    if not plays.is_current(job.context, job.states) or _is_heard():
+    if not plays.is_current(job.context, job.states) or is_heard():
         return
     steps = job.play.steps
     values = dict(enumerate(job.values))

@@ -16,6 +16,7 @@ cdef enum HostData:
 ctypedef struct Sources:
     bint with_functions    # may functions be arguments, which are known by their identity?
     HostData host          # may an argument be host data, of which it holds dtype and shape?
+    bint converted         # are some of the arguments arrays that were made of the program's?
     Py_ssize_t count
     PyObject* items[MOST_SOURCES]
 
