@@ -225,7 +225,7 @@ def test_nobody_hears_of_it(caplog, capfd):
         before = getattr(jax.config, name)
         jax.config.update(name, change)
         try:
-            assert fusion._is_heard()
+            assert fusion.is_heard()
         finally:
             jax.config.update(name, before)
     jax.monitoring.register_event_duration_secs_listener(listen)
@@ -244,8 +244,8 @@ def test_nobody_hears_of_it(caplog, capfd):
         assert dispatches(lambda: x[1]) == 2
         assert not caplog.records
     with mock.patch.dict(os.environ, XLA_FLAGS="--xla_dump_to=/nowhere"):
-        assert fusion._is_heard()
-    assert not fusion._is_heard()
+        assert fusion.is_heard()
+    assert not fusion.is_heard()
 
 
 def test_counts_are_those_of_calls(monkeypatch):
