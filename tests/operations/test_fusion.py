@@ -26,8 +26,7 @@ from observe import observe
 from support import without_jaxmarshal
 
 import jaxmarshal
-from jaxmarshal._core.entries import public_functions
-from jaxmarshal._core.replay import fusion
+from jaxmarshal._core.replay import fusion, recording
 from jaxmarshal._jax import private
 from jaxmarshal._reports import counting
 
@@ -35,11 +34,11 @@ from jaxmarshal._reports import counting
 @pytest.fixture(autouse=True)
 def soon():
     """Replays are looked at after two times."""
-    before = public_functions.fuse_after(2)
+    before = recording.fuse_after(2)
     with jaxmarshal.installed():
         yield
     fusion.wait()
-    public_functions.fuse_after(before)
+    recording.fuse_after(before)
 
 
 def floats(seed, shape=(3, 4), dtype=np.float32):

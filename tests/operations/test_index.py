@@ -20,7 +20,7 @@ from support import JAX
 
 import jaxmarshal
 from jaxmarshal._core.entries import public_functions
-from jaxmarshal._core.replay import fusion
+from jaxmarshal._core.replay import fusion, recording
 
 ROWS = 40
 SHAPES = [(ROWS,), (ROWS, 3), (ROWS, 1, 2), (2,), (2, 5), (ROWS, 0)]
@@ -227,7 +227,7 @@ def test_updates_that_come_once():
 
 def test_fused_updates():
     """The same with the steps as one."""
-    before = public_functions.fuse_after(5)
+    before = recording.fuse_after(5)
     try:
         x = array((30, 4), np.int32)
         for call in (lambda x, i: x.at[i].set(7), lambda x, i: x.at[i : i + 2, 3].add(1)):
@@ -237,7 +237,7 @@ def test_fused_updates():
             for i in range(30):
                 same(call, x, i, turns=1)
     finally:
-        public_functions.fuse_after(before)
+        recording.fuse_after(before)
 
 
 def test_wrong_calls_of_updates():
@@ -276,7 +276,7 @@ def test_rows_that_come_once():
 @pytest.mark.parametrize("shape", [(300,), (300, 4)], ids=str)
 def test_fused(shape):
     """The same with the steps as one."""
-    before = public_functions.fuse_after(5)
+    before = recording.fuse_after(5)
     try:
         x = array(shape)
         for i in range(40):
@@ -284,7 +284,7 @@ def test_fused(shape):
         fusion.wait()
         all_same(getitem, x, range(300))
     finally:
-        public_functions.fuse_after(before)
+        recording.fuse_after(before)
 
 
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 3)], ids=str)

@@ -1,13 +1,12 @@
 """Public functions outside of `jit`: the steps they took the last time, without the rest.
 
 The first calls of a kind go to the reference, and a tape notes the steps: calls of jitted
-functions. If the result is made of their results, the next such call takes the steps alone: what
-Python did in between depends on nothing but what the key, the arrays' avals and placement, and the
-context say: whoever looks at an array's elements breaks the tape, and so does a warning. Which
-functions there are is in `which_functions`.
+functions (`recording`). If the result is made of their results, the next such call takes the steps
+alone: what Python did in between depends on nothing but what the key, the arrays' avals and
+placement, and the context say: whoever looks at an array's elements breaks the tape, and so does a
+warning. Which functions there are is in `which_functions`.
 """
 
-import warnings
 from types import MethodType
 
 from cpython.object cimport PyObject
@@ -27,19 +26,20 @@ from jaxmarshal._core.plans.backoff cimport is_left
 from jaxmarshal._core.plans.jit_configuration cimport operation_context
 from jaxmarshal._core.replay cimport tapes
 from jaxmarshal._core.replay.key cimport (
-    HOST, HOST_ARRAYS, HOST_OPERAND, NO_HOST, HostData, Sources, has_own_default_impl, key_of,
-    MOST_SOURCES, function_part, key_with_rows, numbers_in, release_sources, states_now
+    HOST, HOST_ARRAYS, HOST_OPERAND, MOST_SOURCES, NO_HOST, HostData, Sources, function_part,
+    key_of, key_with_rows, release_sources
 )
 from jaxmarshal._core.replay.plays cimport (
-    MOST_KEPT, Play, Replay, Seen, came_before, drop_play, find_play, has_room, is_play_wanted,
-    keep_play, make_replay, play_of, uses_fused, words_of
+    MOST_KEPT, Play, Replay, came_before, drop_play, find_play, has_room, is_play_wanted,
+    make_replay, uses_fused, words_of
+)
+from jaxmarshal._core.replay.recording cimport (
+    hears_all, record, record_rows, rows_in, times_to_fuse
 )
 from jaxmarshal._core.replay.tapes cimport (
-    MOST_VALUES, Step, Tape, cast_sources, describe_result, fill_arguments, fold_constants,
-    have_their_rules, keep_functions, merged_steps, needed_steps, prepare_constants, start_tape,
-    stop_tape, take_step
+    MOST_VALUES, Step, cast_sources, fill_arguments, have_their_rules, take_step
 )
-from jaxmarshal._core.values.array_words cimport array_aval, array_sharding, is_gone
+from jaxmarshal._core.values.array_words cimport array_sharding, is_gone
 from jaxmarshal._core.values.capi cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from jaxmarshal._core.values.errors cimport is_of_program
 from jaxmarshal._core.values.forgetting cimport on_forget
@@ -56,34 +56,25 @@ from jaxmarshal._reports.counting cimport (
     entries, entry_number, is_asked, leave, named_number, perform
 )
 
-import numpy as np
-
 from jaxmarshal._core.entries.device_put import device_put
 from jaxmarshal._jax import private
 
 cdef enum:
-    MOST_WAITED = 1024     # calls of a kind before one is recorded again, where none could be kept
     MANY_MISSES = 64       # in a row; then most calls of the function are left to the reference
     LEAST_SKIPPED = 4      # before the next one that is looked at; at most seven more
     ENDLESS_MISSES = 1024  # in a row; then so many times as many are skipped:
     MORE_SKIPPED = 8
     MOST_NUMBERS = 8       # that are told from numbers which come in for the first time
     MOST_CONVERTED = 8     # arguments of a call with a number that is converted
-    MOST_SAMPLES = 64      # kinds of arrays of which an index was seen once
 
 cdef long long MOST_NUMBER = <long long>1 << 31    # of those that are converted
 
 cdef object _single_type = private.SingleDeviceSharding
 # Shardings of which equal ones are alike in all that Python can see.
 cdef tuple _sharding_types = (private.SingleDeviceSharding, private.NamedSharding)
-cdef object _debug_key_reuse = private.debug_key_reuse
 cdef object _check_leaks = private.check_tracer_leaks
 cdef object _update_type = private.IndexUpdateRef
 cdef bint _active = private.HAVE_REPLAY
-
-
-cdef int _times_to_fuse = 100    # that several steps are taken before they may become fewer
-
 
 cdef list _rows = []    # all; they live as long as the process
 
@@ -128,265 +119,7 @@ cdef int _obstacle(Sources* sources) except -1:
     return HIT
 
 
-# --- Recording -----------------------------------------------------------------------------------
-
-cdef bint _converts_silently(object value, object dtype) except -1:
-    """Can numpy's conversion neither warn nor fail, whatever `np.errstate` says?"""
-    if type(value) is complex and dtype.kind != "c":
-        return False
-    try:
-        with np.errstate(all="raise"):
-            np.asarray(value).astype(dtype)
-            np.asarray(value, dtype)
-    except Exception:
-        return False
-    return True
-
-
-cdef bint _has_warned = False
-
-
-cdef class _Listener:
-    """What stands for `warnings.warn` while a tape is written, and notes that it was called.
-
-    Others may take it meanwhile, keep it, and put it back later. So each hands on to the very
-    function that it replaced, and goes when it is met where it has no business any more.
-    """
-
-    cdef object function
-    cdef bint is_over
-
-    def __init__(self, function):
-        self.function = function
-
-    def __call__(self, *args, **kwargs):
-        global _has_warned
-        _has_warned = True
-        _end_listening()
-        return self.function(*args, **kwargs)
-
-    def __getattr__(self, name):
-        return getattr(self.function, name)
-
-
-cdef int _end_listening() except -1:
-    """Take away what listens to a tape that is not being written any more."""
-    while type(warnings.warn) is _Listener and (<_Listener>warnings.warn).is_over:
-        warnings.warn = (<_Listener>warnings.warn).function
-    return 0
-
-
-cdef object _call_and_listen(object function, tuple args, dict kwargs):
-    """Call it, and hear whether it warns: then it is to be called again the next time."""
-    global _has_warned
-    cdef _Listener listener
-    _end_listening()
-    _has_warned = False
-    listener = _Listener(warnings.warn)
-    warnings.warn = listener
-    try:
-        return function(*args, **kwargs)
-    finally:
-        listener.is_over = True
-        _end_listening()
-
-
-cdef object _call_on_tape(Row row, tuple args, dict kwargs):
-    """Call the reference while a tape is written."""
-    enter()
-    try:
-        return _call_and_listen(row.call, args, kwargs)
-    finally:
-        leave()
-        stop_tape()
-
-
-cdef void _wait_longer(Replay replay) noexcept:
-    """Nothing could be kept: what was in the way may be gone later."""
-    replay.seen = 0
-    replay.wait = min(2 * replay.wait, MOST_WAITED)
-
-
-cdef bint _sees_primitives() except -1:
-    """Do tapes get to know which primitives are bound?"""
-    return private.Primitive.bind is not private.primitive_bind
-
-
-cdef set _dtypes_on(Tape tape):
-    """Those of all arrays on a tape, and of the constants that are arrays."""
-    cdef Step step
-    found = {
-        array.dtype if isinstance(array, (np.ndarray, np.generic))
-        else array_aval(words_of(array)).dtype
-        for array in tape.alive
-    }
-    for step in tape.steps:
-        found.update([arg.dtype for arg in step.args if isinstance(arg, (np.ndarray, np.generic))])
-    return found
-
-
-cdef bint _says_nothing(object key, Tape tape) except -1:
-    """Can converting the numbers among the arguments neither warn nor fail?"""
-    dtypes = _dtypes_on(tape)
-    for number in numbers_in(key):
-        for dtype in dtypes:
-            # An int that a dtype of integers cannot hold is an error, and nothing is kept.
-            if type(number) is int and (-128 <= number < 128 or dtype.kind in "iub"):
-                continue
-            if not _converts_silently(number, dtype):
-                return False
-    return True
-
-
-# The primitive that functions with derivatives of their own go through; no tape gets to know it.
-cdef tuple _custom_jvp = (
-    (private.custom_jvp_primitive, attributes_of(private.custom_jvp_primitive))
-    if private.HAVE_REPLAY else None
-)
-
-
-cdef object _described(Tape tape, object key, object result):
-    """What the result is made of, or None where the tape does not say all of the call."""
-    described = describe_result(tape, result)
-    if tape.broken or _has_warned or described is None or not is_untouched(function_rules):
-        return None
-    if not _says_nothing(key, tape):
-        return None
-    if not have_their_rules([_custom_jvp]):
-        return None
-    return described
-
-
-cdef list _primitives_of(Tape tape):
-    return [_custom_jvp, *tape.primitives.values()]
-
-
-cdef bint _are_on_one_device(Play play) except -1:
-    """Are all sources arrays, on one device each?"""
-    cdef Seen seen
-    for seen in play.sources:
-        if seen is None or type(seen.sharding) is not _single_type:
-            return False
-    return True
-
-
-cdef Play _make_play(Tape tape, Sources* sources, object states, object key, object result):
-    """What the tape says of the call, or None where that is not all of it."""
-    cdef Play play
-    described = _described(tape, key, result)
-    if described is None:
-        return None
-    fold_constants(tape, described)
-    prepare_constants(tape)
-    keep_functions(tape)
-    needed = needed_steps(tape, sources.count, described)
-    if needed is None:
-        return None
-    play = play_of(sources)
-    play.states = states
-    play.steps, play.result = needed
-    if len(play.steps) > 1 and _are_on_one_device(play):
-        play.left = _times_to_fuse
-    play.primitives = _primitives_of(tape)
-    return play
-
-
-cdef bint _hears_all() except -1:
-    """Would a tape hear of all that decides?"""
-    return (
-        _sees_primitives() and not _debug_key_reuse.value and has_own_default_impl()
-    )
-
-
-cdef int _keep(Row row, Replay replay, Play play) except -1:
-    if play is None:
-        _wait_longer(replay)
-        return 0
-    keep_play(replay, play)
-    row.recorded += 1
-    if row.recorded < MOST_KEPT:    # else nothing comes of it
-        row.missed = 0
-    return 0
-
-
-cdef bint _would_be_heard(Sources* sources) except -1:
-    """Would somebody hear that the reference compiles for other arguments than the program's?"""
-    # Most programs do not take this path before they are set up.
-    from jaxmarshal._core.replay import fusion
-
-    return sources.converted and fusion.is_heard()
-
-
-cdef object _record(
-    Replay replay, object key, Sources* sources, Row row, tuple args, dict kwargs
-):
-    """Call the reference and keep the steps it took, if they are all of it.
-
-    None where it was not called, because another thread is recording, or somebody would hear it.
-    """
-    cdef Tape tape
-    cdef Play play
-    if _would_be_heard(sources):
-        _wait_longer(replay)
-        return None
-    states = states_now()
-    tape = start_tape(
-        [<object>sources.items[i] for i in range(sources.count)], row.with_functions,
-        row.host == HOST,
-    )
-    if tape is None:
-        return None
-    result = _call_on_tape(row, args, kwargs)
-    try:
-        play = _make_play(tape, sources, states, key, result)
-    except Exception as error:
-        if JM_DEBUG or is_of_program(error):
-            raise
-        play = None
-    _keep(row, replay, play)
-    return result
-
-
 # --- Ints that are indices -----------------------------------------------------------------------
-
-cdef class Sample:
-    """One call with an index, as `needed_steps` says it before anything is prepared."""
-
-    cdef tuple rows
-    cdef tuple steps
-    cdef list seen    # of its arrays
-    cdef object states
-
-    def __cinit__(self, tuple rows, tuple steps, list seen, states):
-        self.rows, self.steps, self.seen, self.states = rows, steps, seen, states
-
-    cdef bint is_like(self, Sample other) except -1:
-        """Do the two differ in the rows, and in nothing else that a guard compares?"""
-        cdef Seen a, b
-        if self.states is not other.states:
-            return False
-        for a, b in zip(self.seen, other.seen):
-            if a.committed != b.committed or a.aval != b.aval or a.sharding != b.sharding:
-                return False
-        return True
-
-
-cdef tuple _same_rows(Sample one, Sample other):
-    """The rows of two samples, with None for those that differ.
-
-    Empty where none does, and where two differ by as much: then the samples do not tell which of
-    them an argument is, or is computed of.
-    """
-    cdef set differences = set()
-    cdef list rows = []
-    for a, b in zip(one.rows, other.rows):
-        if a != b:
-            if b - a in differences:
-                return ()
-            differences.add(b - a)
-        rows.append(a if a == b else None)
-    return tuple(rows) if differences else ()
-
 
 cdef object _key_with_rows(
     Row row, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources
@@ -413,116 +146,6 @@ cdef object _key_with_rows(
         sources.items[sources.count] = <PyObject*>number
         sources.count += 1
     return key, len(rows)
-
-
-cdef tuple _rows_in(Sources* sources, Py_ssize_t n):
-    return tuple([<object>sources.items[i] for i in range(sources.count - n, sources.count)])
-
-
-cdef Sample _make_sample(
-    Tape tape, Sources* sources, Py_ssize_t rows, object states, object key, object result
-):
-    """What the tape says of the call, or None where that is not all of it."""
-    cdef Py_ssize_t arrays = sources.count - rows
-    cdef tuple numbers = _rows_in(sources, rows)
-    described = _described(tape, key, result)
-    if described is None:
-        return None
-    fold_constants(tape, described, numbers)
-    keep_functions(tape)
-    steps = needed_steps(tape, arrays, described)
-    if steps is None:
-        return None
-    return Sample(numbers, steps, play_of(sources).sources[:arrays], states)
-
-
-cdef Play _play_of_samples(Tape tape, Sample one, Sample other, Sources* sources):
-    cdef Play play
-    merged = merged_steps(one.steps, one.rows, other.steps, other.rows, len(one.seen))
-    if merged is None:
-        return None
-    play = play_of(sources)
-    play.states = one.states
-    play.steps, play.result = merged
-    play.left = _times_to_fuse if len(play.steps) > 1 else 0
-    play.primitives = _primitives_of(tape)
-    return play
-
-
-cdef int _keep_play_of_rows(
-    Context context, Replay replay, object key, tuple same, Play play, Sources* sources
-) except -1:
-    """Keep it for the calls that it is about: all, or those with the same rows in some places."""
-    if any([row is not None for row in same]):
-        places = tuple([row is None for row in same])
-        key = (key, same)
-        if key not in context.replays and not has_room(context.replays):
-            return 0
-        if places not in replay.places:
-            replay.places = [*replay.places, places]
-        replay = context.replays.setdefault(key, make_replay())
-    if is_play_wanted(replay, None, sources):
-        keep_play(replay, play)
-    return 0
-
-
-cdef int _keep_sample(
-    Context context, Replay replay, object key, Sample sample, Tape tape, Sources* sources
-) except -1:
-    """Keep it, or what it comes to with another one."""
-    cdef Play play = None
-    cdef Sample other
-    cdef tuple same = ()
-    if sample is None:
-        _wait_longer(replay)
-        return 0
-    for other in replay.samples:
-        if other.is_like(sample):
-            same = _same_rows(other, sample)
-            if same:
-                play = _play_of_samples(tape, other, sample, sources)
-            break
-    else:
-        replay.samples = [sample, *replay.samples[:MOST_SAMPLES - 1]]
-        return 0
-    replay.samples = [sample, *[one for one in replay.samples if one is not other]]
-    if play is None:
-        _wait_longer(replay)
-        return 0
-    return _keep_play_of_rows(context, replay, key, same, play, sources)
-
-
-cdef object _record_rows(
-    Row row, Context context, object key, object row_key, Py_ssize_t rows, Sources* sources,
-    tuple args, dict kwargs
-):
-    """Call the reference and keep a sample of what it did; None where that is not wanted."""
-    cdef Tape tape
-    cdef Sample sample
-    cdef Replay replay = context.replays.get(row_key)
-    if replay is None:
-        if not has_room(context.replays):
-            return None
-        replay = context.replays[row_key] = make_replay()
-    replay.seen += 1
-    if replay.seen <= replay.wait:
-        return None
-    if _would_be_heard(sources):
-        _wait_longer(replay)
-        return None
-    states = states_now()
-    tape = start_tape([<object>sources.items[i] for i in range(sources.count - rows)])
-    if tape is None:
-        return None
-    result = _call_on_tape(row, args, kwargs)
-    try:
-        sample = _make_sample(tape, sources, rows, states, key, result)
-        _keep_sample(context, replay, row_key, sample, tape, sources)
-    except Exception as error:
-        if JM_DEBUG or is_of_program(error):
-            raise
-        _wait_longer(replay)
-    return result
 
 
 # --- Calls ---------------------------------------------------------------------------------------
@@ -559,7 +182,7 @@ cdef int _offer(Play play, PyObject** values, Py_ssize_t count) except -1:
     context = operation_context(&reason)
     found = [<object>values[i] for i in range(count)]
     if context is not None and not fusion.offer(play, found, context, play.states):
-        play.left = _times_to_fuse
+        play.left = times_to_fuse
     return 0
 
 
@@ -670,7 +293,7 @@ cdef object _replayed_rows(
     result = _replayed(row, <Replay>known, sources, context)
     if result is not None or not (<Replay>known).places:
         return result
-    numbers = _rows_in(sources, rows)
+    numbers = rows_in(sources, rows)
     for places in (<Replay>known).places:
         same = tuple([None if differs else n for differs, n in zip(places, numbers)])
         found = context.replays.get((row_key, same))
@@ -746,6 +369,7 @@ cdef object _call(
     cdef Replay replay
     cdef Py_ssize_t rows = 0
     cdef int reason
+    cdef bint kept
     cdef object row_key
     try:
         context = _look_up(row, args, n, names, sources, &reason, key)
@@ -778,7 +402,7 @@ cdef object _call(
     if is_asked() or tapes.current is not None:
         return None
     _count_missed(row)
-    if not _hears_all():
+    if not hears_all():
         return None
     replay = _replay_for(context, <object>key[0])
     if replay is None and row_key is None:
@@ -789,10 +413,17 @@ cdef object _call(
     positional = tuple([<object>args[i] for i in range(n)])
     kwargs = {<object>PyTuple_GET_ITEM(names, i): <object>args[n + i] for i in range(named)}
     if replay is None:
-        return _record_rows(
-            row, context, <object>key[0], row_key, rows, indexed, positional, kwargs
+        return record_rows(
+            context, <object>key[0], row_key, rows, indexed, row.call, positional, kwargs
         )
-    return _record(replay, <object>key[0], sources, row, positional, kwargs)
+    result = record(
+        replay, <object>key[0], sources, row.call, row.host == HOST, positional, kwargs, &kept
+    )
+    if kept:
+        row.recorded += 1
+        if row.recorded < MOST_KEPT:    # else nothing comes of it
+            row.missed = 0
+    return result
 
 
 cdef object _call_looked_at(
@@ -1036,13 +667,6 @@ def make_row(
     row.with_index, row.with_value = with_index, with_value
     row.named = named_number(entry, written) if written else 0
     return method
-
-
-def fuse_after(int times) -> int:
-    """Have steps become fewer after so many times; returns the number until now. For tests."""
-    global _times_to_fuse
-    before, _times_to_fuse = _times_to_fuse, times
-    return before
 
 
 def _forget() -> None:

@@ -353,7 +353,7 @@ cdef int _note_primitive(Tape tape, object prim, dict params) except -1:
     if prim is _jit_primitive:
         return 0    # of a jitted function that is called, and is a step
     if prim is _custom_jvp_primitive:
-        return 0    # calls its function, outside of a trace; see `public_functions._make_play`
+        return 0    # calls its function, outside of a trace; see `recording._described`
     context = staging_context(&reason)
     if context is None and reason == TRACE:
         return 0    # within one that is traced
