@@ -2,7 +2,6 @@ from collections.abc import Callable
 from typing import Any
 
 class Row: ...
-class Sample: ...
 
 class Number:
     at: int
