@@ -28,7 +28,7 @@ from jaxmarshal._core.values.methods cimport (
     Method, PyObject_Vectorcall, PyVectorcall_NARGS, make_method, vectorcallfunc
 )
 from jaxmarshal._reports.counting cimport (
-    count_hit_of, decided_to_hit, entries, entry_number, named_number
+    count_hit_of, decided_to_hit, entries, entry_number, is_asked, named_number
 )
 
 import operator
@@ -50,6 +50,8 @@ cdef extern from *:
 
 cdef enum:
     MOST_LOOKUPS = 8
+    MOST_IN_VAIN = 8    # reads in a row of arrays whose data are elsewhere; then
+    LEFT_THEN = 64      # so many are JAX's before the next one is looked at
 
 cdef object _single_type = private.SingleDeviceSharding
 cdef object _wait = private.block_until_ready
@@ -124,38 +126,61 @@ cdef object _element_of(object array, object dtype):
 
 
 cdef int _lookups = 0    # of the client of an array whose data were not found
+cdef int _in_vain = 0    # reads in a row of such arrays
+cdef int _left = 0       # reads that are not looked at
 
 
 def _forget() -> None:
     """Know nothing of clients that JAX may let go of."""
-    global _client_alone, _is_left_to_jax, _lookups
-    _client_alone, _is_left_to_jax, _lookups = None, False, 0
+    global _client_alone, _in_vain, _is_left_to_jax, _left, _lookups
+    _client_alone, _is_left_to_jax = None, False
+    _in_vain = _left = _lookups = 0
 
 
 on_forget(_forget)
 
 
-cdef bint _is_readable(object array) except -1:
-    """Is it on one device, with data where jaxlib's own clients have them, and nothing else?"""
+cdef bint _are_data_found(object array, object sharding) except -1:
+    """Are its data where jaxlib's own clients have them?"""
     global _lookups
+    if has_data_of_jaxlib(array):
+        return True
+    if _lookups == MOST_LOOKUPS:
+        return False
+    _lookups += 1
+    words_of(sharding)    # looks for them with samples, the first time
+    return has_data_of_jaxlib(array)
+
+
+cdef bint _is_readable(object array) except -1:
+    """Is it on one device, with data that are found, and nothing else?"""
+    global _in_vain, _left
     sharding = array_sharding(array)
     if type(sharding) is not _single_type:
         return False
-    if not has_data_of_jaxlib(array):
-        if _lookups == MOST_LOOKUPS:
-            return False
-        _lookups += 1
-        words_of(sharding)    # looks for them with samples, the first time
-        if not has_data_of_jaxlib(array):
-            return False
+    if not _are_data_found(array, sharding):
+        _in_vain = min(_in_vain + 1, MOST_IN_VAIN)
+        _left = LEFT_THEN if _in_vain == MOST_IN_VAIN else 0
+        return False
+    _in_vain = 0
     return not _may_have_an_outcome(sharding)
+
+
+cdef inline bint _is_left() noexcept:
+    """Is this read JAX's, unseen?"""
+    global _left
+    if not _left:
+        return _is_left_to_jax
+    if not is_asked():
+        _left -= 1
+    return True
 
 
 cdef object _read(object array, bint integer):
     """The element of an array that is nothing but its data; None for others."""
     cdef int number
     if (
-        _is_left_to_jax
+        _is_left()
         or jm_kind_of_type(&types, Py_TYPE(<PyObject*>array)) != JM_ARRAY
         or not words_are_vouched_for() or array_buffer(array) == NULL or array_aval(array).shape
         or not _is_readable(array)
