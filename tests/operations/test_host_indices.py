@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from functools import partial
 from operator import getitem
 
 import jax
@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from eager import observe, same, without_jaxmarshal
-from support import JAX, aligned
+from support import JAX, aligned, config_updated
 
 import jaxmarshal
 
@@ -192,19 +192,6 @@ def test_one_state_changes(context):
         same(call, turns=2)
 
 
-def set_flag(name, value):
-    @contextlib.contextmanager
-    def changed():
-        before = getattr(jax.config, name)
-        jax.config.update(name, value)
-        try:
-            yield
-        finally:
-            jax.config.update(name, before)
-
-    return changed
-
-
 @pytest.mark.errors
 @pytest.mark.parametrize("flag", ["jax_no_tracing", "jax_no_execution"])
 def test_nothing_is_traced_or_run_that_jax_does_not(flag):
@@ -219,7 +206,7 @@ def test_nothing_is_traced_or_run_that_jax_does_not(flag):
         with without_jaxmarshal():
             for _ in range(3):
                 call()
-        same(call, context=set_flag(flag, True), turns=3)
+        same(call, context=partial(config_updated, flag, True), turns=3)
 
 
 def test_nothing_is_compiled_that_jax_does_not():

@@ -1,5 +1,8 @@
 """Numpy data that JAX puts on the device first: `x[rng.permutation(n)]`, `x.at[i].set(data)`."""
 
+# The array that `device_put` makes of data that nobody else has; counts as no call of a program.
+cdef object put_own(object data)
+
 # Is it a numpy array or scalar?
 cdef bint is_of_numpy(object item) noexcept
 

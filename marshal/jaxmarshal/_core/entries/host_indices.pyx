@@ -71,10 +71,10 @@ cdef object _narrowed(cnp.ndarray data):
     return made
 
 
-cdef object _put(object own):
-    enter()    # no program calls this
+cdef object put_own(object data):
+    enter()
     try:
-        return device_put(own)
+        return device_put(data)
     finally:
         leave()
 
@@ -93,7 +93,7 @@ cdef object _on_device(cnp.ndarray data):
         own = _narrowed(data)
     else:
         own = _left
-    return own if own is _left else _put(own)
+    return own if own is _left else put_own(own)
 
 
 cdef object _as_int(object number):
@@ -139,4 +139,4 @@ cdef object value_on_device(object value):
     own = np.array(value)    # shares nothing with the program's
     if own.dtype.char in "dD" and state_is(_x64, False) and not narrows_silently(own):
         return None
-    return _put(own)
+    return put_own(own)

@@ -19,7 +19,7 @@ from jaxmarshal._core.context.bypassed cimport (
 )
 from jaxmarshal._core.context.configuration cimport Context, state_is, transfers_unguarded
 from jaxmarshal._core.entries.host_indices cimport (
-    has_host_data, index_on_device, is_of_numpy, value_on_device
+    has_host_data, index_on_device, is_of_numpy, put_own, value_on_device
 )
 from jaxmarshal._core.placement.host_data cimport is_watched
 from jaxmarshal._core.plans.backoff cimport is_left
@@ -56,7 +56,6 @@ from jaxmarshal._reports.counting cimport (
     entries, entry_number, is_asked, leave, named_number, perform
 )
 
-from jaxmarshal._core.entries.device_put import device_put
 from jaxmarshal._jax import private
 
 cdef enum:
@@ -504,13 +503,16 @@ cdef bint _is_where_others_are(PyObject** args, Py_ssize_t n, Py_ssize_t place) 
     return True
 
 
-cdef object _array_of(Row row, object number):
-    """The array that the function would make of it."""
-    enter()
-    try:
-        return device_put(row.number.convert(number))
-    finally:
-        leave()
+cdef bint _may_convert() except -1:
+    """May arguments be put on the device before the function is called, which would do so?"""
+    cdef Sources none
+    cdef int reason
+    none.count = 0
+    none.with_functions = False
+    return (
+        operation_context(&reason) is not None and _obstacle(&none) == HIT
+        and _is_converted_as_before()
+    )
 
 
 cdef object _call_with_number(
@@ -518,19 +520,13 @@ cdef object _call_with_number(
 ):
     """As `_call_looked_at`; a number that is new is made an array, and so is none of the key."""
     cdef PyObject* own[MOST_CONVERTED]
-    cdef Sources none
-    cdef int reason
-    none.count = 0
-    none.with_functions = False
     if (
         not _is_converted(<object>args[place]) or tapes.current is not None
-        or _comes_again(row, <object>args[place])
-        or operation_context(&reason) is None or _obstacle(&none) != HIT
-        or not _is_converted_as_before()
+        or _comes_again(row, <object>args[place]) or not _may_convert()
         or not _is_where_others_are(args, n, place)
     ):
         return _call_looked_at(row, args, n, names)
-    array = _array_of(row, <object>args[place])
+    array = put_own(row.number.convert(<object>args[place]))
     memcpy(own, args, (n + (0 if names == NULL else PyTuple_GET_SIZE(names))) * sizeof(PyObject*))
     own[place] = <PyObject*>array
     return _call_looked_at(row, own, n, names)
@@ -556,35 +552,30 @@ cdef bint _has_host_data(Row row, PyObject** args, Py_ssize_t n) except -1:
 cdef object _call_with_host_data(Row row, PyObject** args, Py_ssize_t n, PyObject* names):
     """As `_call_looked_at`, with these data on the device."""
     cdef PyObject* own[MOST_CONVERTED]
-    cdef Sources none
-    cdef int reason
     cdef Py_ssize_t count = n + (0 if names == NULL else PyTuple_GET_SIZE(names))
-    cdef object what = <object>args[0], made = None
-    none.count = 0
-    none.with_functions = False
+    cdef object what = <object>args[0], value = None
+    cdef bint is_update = type(what) is _update_type
     if (
-        count > MOST_CONVERTED or tapes.current is not None
-        or operation_context(&reason) is None or _obstacle(&none) != HIT
-        or not _is_converted_as_before() or not _is_on_one_device(what)
+        count > MOST_CONVERTED or tapes.current is not None or not _may_convert()
+        or not _is_on_one_device(what)
     ):
         return _call_looked_at(row, args, n, names)
-    memcpy(own, args, count * sizeof(PyObject*))
     if _is_host_value(row, args, n):
-        made = value_on_device(<object>args[1])
-    elif type(what) is not _update_type:
-        made = index_on_device(<object>args[1])
-    else:
-        made = what    # stands for no such argument
-    if made is None:
-        return _call_looked_at(row, args, n, names)
-    if made is not what:
-        own[1] = <PyObject*>made
-    if type(what) is _update_type:
-        index = index_on_device(what.index)
-        if index is None and what.index is not None:
+        value = value_on_device(<object>args[1])
+        if value is None:
             return _call_looked_at(row, args, n, names)
+    passed = what.index if is_update else <object>args[1]
+    index = index_on_device(passed)
+    if index is None and passed is not None:
+        return _call_looked_at(row, args, n, names)
+    memcpy(own, args, count * sizeof(PyObject*))
+    if is_update:
         what = _update_type(what.array, index)
         own[0] = <PyObject*>what
+    else:
+        own[1] = <PyObject*>index
+    if value is not None:
+        own[1] = <PyObject*>value
     return _call_looked_at(row, own, n, names, True)
 
 

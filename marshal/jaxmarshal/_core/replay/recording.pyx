@@ -216,10 +216,12 @@ cdef bint hears_all() except -1:
 
 cdef bint _would_be_heard(Sources* sources) except -1:
     """Would somebody hear that the reference compiles for other arguments than the program's?"""
+    if not sources.converted:
+        return False
     # Most programs do not take this path before they are set up.
     from jaxmarshal._core.replay import fusion
 
-    return sources.converted and fusion.is_heard()
+    return fusion.is_heard()
 
 
 cdef object record(
