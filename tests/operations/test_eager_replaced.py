@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
+import sys
 from operator import getitem
+from types import ModuleType
 from unittest import mock
 
 import jax
@@ -21,7 +24,7 @@ from jax._src.interpreters import pxla
 from support import without_jaxmarshal
 
 import jaxmarshal
-from jaxmarshal._jax import private
+from jaxmarshal._jax import patching, private
 from jaxmarshal._reports import counting
 
 Y = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -194,6 +197,52 @@ def test_trap_15_functions_and_methods(place, name):
     """Trap 15: a function or method that is replaced is called as often as in plain JAX."""
     stand_in, seen = spied(place, name)
     check(lambda: mock.patch.object(place, name, stand_in), seen)
+
+
+@pytest.mark.parametrize("package", ["jax._src.numpy", "jax._src.nn.functions.jnp"])
+def test_trap_15_packages(package):
+    """Trap 15: functions look others up in packages, which hold what the modules in them define."""
+    x = jnp.asarray(X)
+    for _ in range(4):
+        plain = jax.nn.softmax(x)
+    with mock.patch(f"{package}.exp", lambda x: x * 0 + 3):
+        changed = [np.asarray(jax.nn.softmax(x)) for _ in range(4)]
+        with without_jaxmarshal():
+            expected = np.asarray(jax.nn.softmax(x))
+    assert not np.array_equal(plain, expected)
+    assert all(np.array_equal(each, expected) for each in changed)
+    assert np.array_equal(jax.nn.softmax(x), plain)
+
+
+def test_trap_15_every_module_is_watched():
+    """Trap 15: each module of array functions that another one has a name for."""
+    watched = {id(place) for place in (*private.numpy_rules, *private.function_rules)}
+    homes = tuple(f"jax._src.{home}." for home in ("lax", "nn", "numpy", "ops", "random"))
+    unwatched = {
+        found.__name__
+        for place in private.function_rules if isinstance(place, ModuleType)
+        for found in vars(place).values()
+        if isinstance(found, ModuleType) and f"{found.__name__}.".startswith(homes)
+        and id(found) not in watched
+    }
+    # Functions that are not replayed, one that JAX jitted, and a list of names.
+    assert unwatched <= {
+        "jax._src.lax.control_flow.solves", "jax._src.lax.eval_jaxpr",
+        "jax._src.numpy.array_api_metadata", "jax._src.numpy.hijax",
+    }
+
+
+def test_trap_15_the_modules_of_all_functions_are_watched():
+    """Trap 15: each function that is replayed looks names up in a module that is watched."""
+    (entry,) = (entry for entry in patching.ENTRY_POINTS if entry.name == "functions")
+    watched = {
+        id(vars(place)) for place in (*private.numpy_rules, *private.function_rules)
+        if isinstance(place, ModuleType)
+    }
+    late = {id(vars(module)) for name, module in sys.modules.items() if "scipy" in name}
+    assert all(
+        id(inspect.unwrap(place.original).__globals__) in watched | late for place in entry.places
+    )
 
 
 @pytest.mark.parametrize("name", ["bind", "bind_with_trace"])

@@ -494,17 +494,25 @@ numpy_rules = _places(
 numpy_rules.append(np)
 #: What the functions of `_core/entries/which_functions.py` look names up in beside these.
 function_rules = _places(
-    "jax.lax", "jax.nn", "jax.numpy", "jax.random",
+    "jax.lax", "jax.nn", "jax.numpy", "jax.random", "jax._src.lax", "jax._src.numpy",
     "jax._src.custom_derivatives", "jax._src.lax.ann", "jax._src.lax.control_flow",
-    "jax._src.lax.convolution", "jax._src.lax.fft", "jax._src.lax.linalg", "jax._src.lax.other",
-    "jax._src.lax.parallel", "jax._src.lax.special", "jax._src.lax.utils",
-    "jax._src.lax.windowed_reductions", "jax._src.nn.functions", "jax._src.numpy.array_methods",
-    "jax._src.numpy.einsum", "jax._src.numpy.error", "jax._src.numpy.fft",
-    "jax._src.numpy.lax_numpy", "jax._src.numpy.linalg", "jax._src.numpy.reductions",
-    "jax._src.numpy.sorting", "jax._src.numpy.tensor_contractions", "jax._src.numpy.ufuncs",
-    "jax._src.numpy.ufunc_api", "jax._src.ops.scatter", "jax._src.ops.special", "jax._src.pjit",
+    "jax._src.lax.control_flow.common", "jax._src.lax.control_flow.conditionals",
+    "jax._src.lax.control_flow.loops", "jax._src.lax.convolution", "jax._src.lax.fft",
+    "jax._src.lax.linalg", "jax._src.lax.other", "jax._src.lax.parallel", "jax._src.lax.special",
+    "jax._src.lax.utils", "jax._src.lax.windowed_reductions", "jax._src.nn.functions",
+    "jax._src.numpy.array_methods", "jax._src.numpy.einsum", "jax._src.numpy.error",
+    "jax._src.numpy.fft", "jax._src.numpy.index_tricks", "jax._src.numpy.lax_numpy",
+    "jax._src.numpy.linalg", "jax._src.numpy.polynomial", "jax._src.numpy.reductions",
+    "jax._src.numpy.setops", "jax._src.numpy.sorting", "jax._src.numpy.tensor_contractions",
+    "jax._src.numpy.ufuncs", "jax._src.numpy.ufunc_api", "jax._src.numpy.vectorize",
+    "jax._src.numpy.window_functions", "jax._src.ops.scatter", "jax._src.ops.special",
+    "jax._src.pjit",
     "jax._src.random", PRNG, f"{PRNG}:PRNGKeyArray",
-    *(["jax._src.random.core", "jax._src.random.threefry2x32"] if HAS_RANDOM_MODULES else []),
+    *(
+        f"jax._src.random.{name}" for name in (
+            "core", "philox2x32", "philox4x32", "rbg", "threefry2x32", "threefry4x32",
+        ) if HAS_RANDOM_MODULES
+    ),
     "jax._src.api", "jax._src.api_util", "jax._src.tree_util", "jax._src.named_sharding",
     "jax._src.numpy.scalar_types",
     "jax._src.named_sharding:NamedSharding", "jax._src.partition_spec:PartitionSpec",
