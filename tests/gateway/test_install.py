@@ -23,8 +23,12 @@ from jaxmarshal._jax import patching, private
 
 ORIGINALS = {entry.name: entry.original for entry in patching.ENTRY_POINTS}
 ACCELERATED = {entry.name: entry.accelerated for entry in patching.ENTRY_POINTS}
-PLACES = [place for entry in patching.ENTRY_POINTS for place in entry.places]
 ALL = set(ORIGINALS)
+
+
+def places():
+    """All places that are patched; imports add some."""
+    return [place for entry in patching.ENTRY_POINTS for place in entry.places]
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +45,7 @@ def snapshot():
         if name.partition(".")[0] in ("jax", "jaxlib") and isinstance(module, types.ModuleType)
     }
     found["device_put_p"] = dict(vars(private.device_put_primitive))
-    for holder in {place.holder for place in PLACES} - {None}:
+    for holder in {place.holder for place in places()} - {None}:
         found[holder.__name__] = dict(vars(holder))
     return found
 
@@ -84,11 +88,11 @@ def test_install_replaces_every_reference():
 def test_install_changes_nothing_else():
     """Nothing but the entry points differs while installed."""
     before = snapshot()
-    functions = [place.original for place in PLACES if place.holder is None]
+    functions = [place.original for place in places() if place.holder is None]
     functions.append(private.fastpath_data)    # noted while jitted functions are accelerated
-    classes = {place.holder.__name__ for place in PLACES if place.holder}
+    classes = {place.holder.__name__ for place in places() if place.holder}
     expected = {held for held in set().union(*map(holders, functions)) if held[0] not in classes}
-    expected |= {(place.holder.__name__, place.attribute) for place in PLACES if place.holder}
+    expected |= {(place.holder.__name__, place.attribute) for place in places() if place.holder}
     jaxmarshal.install()
     assert differences(before, snapshot()) == expected
 

@@ -31,7 +31,7 @@ from jaxmarshal._core.entries import (
 )
 from jaxmarshal._core.replay import fusion
 from jaxmarshal._core.values import methods
-from jaxmarshal._jax import private
+from jaxmarshal._jax import late, private
 from jaxmarshal._startup.hook import OFF, ON
 
 logger = logging.getLogger("jaxmarshal")
@@ -393,6 +393,20 @@ def apply() -> None:
             bypassed.look_at_all()    # else the first call would, in half a millisecond
 
 
+def _add_late(module: str) -> None:
+    """Add the functions of a module that JAX has just imported to those that are replayed."""
+    entry = next(entry for entry in ENTRY_POINTS if entry.name == "functions")
+    with _lock:
+        places = [Place(*pair) for pair in which_functions.late_functions(module)]
+        for place in places:
+            _take_after(place)
+            bypassed.put_in_place_of(place.original, place.accelerated)
+        object.__setattr__(entry, "more", (*entry.more, *places))
+        _by_function.cache_clear()
+        if entry.name in _installed:
+            replace([Change(None, "", place.original, place.accelerated) for place in places])
+
+
 def _apply(held: set[str]) -> None:
     changes = []
     for entry in ENTRY_POINTS:
@@ -411,6 +425,7 @@ def _apply(held: set[str]) -> None:
     replace(changes)
     array_types.use_installed("bind" in _installed)
     by_libraries = fronts.use_installed(held)
+    late.use_installed("functions" in _installed, _add_late)
     jit.use_installed(
         "jit" in _installed, "xla_primitive_callable" in _installed, by_libraries
     )

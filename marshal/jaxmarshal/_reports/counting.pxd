@@ -47,7 +47,7 @@ cdef enum:
     INNER = MAX_ENTRIES    # added to the number of an entry point: calls inside of other calls
     NAMED = 2 * MAX_ENTRIES    # the numbers from here on are those of single functions
     MAX_OF_PROGRAMS = 4096     # so many of them may be functions that programs define
-    MAX_NAMED = MAX_OF_PROGRAMS + 512
+    MAX_NAMED = MAX_OF_PROGRAMS + 1024
     NOBODY = NAMED + MAX_NAMED    # the number of what no program called; never read
     MAX_REASONS = 40    # room for each `Reason`
 

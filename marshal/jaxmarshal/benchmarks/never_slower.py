@@ -49,7 +49,7 @@ QUICK = {
     "eager": ("neg_p.bind", "lax.add", "x[0]", "jnp.zeros(3)", "jnp.ones(3)", "jnp.full(3, 1.5)",
               "x + x", "x[i:i + 8], another i each time", "x[numpy rows], others each time"),
     "survey": ("x.sum()", "jnp.where", "x[mask]", "jnp.einsum", "nn.relu", "float(scalar)",
-               "jax.device_get(dict of 3)", "keys[0]"),
+               "jax.device_get(dict of 3)", "keys[0]", "scipy.special.erf"),
     "asarray": ("jnp.asarray(np f32[8])", "jnp.asarray(np f32[8], f32)",
                 "jnp.asarray(np f32[8], device=)", "jnp.array(np f32[8])"),
     "fronts": ("filter_jit, dict of 1 arrays", "equinox_filter_jit, dict of 1 arrays",

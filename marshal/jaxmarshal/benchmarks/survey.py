@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, nn, random
+from jax.scipy import signal, special, stats
 
 from jaxmarshal.benchmarks.case import Case, Sides
 
@@ -242,6 +243,16 @@ CALLS: dict[str, Callable[[Given], Any]] = {
     "nn.one_hot": lambda g: nn.one_hot(g.i, 4),
     "nn.logsumexp": lambda g: nn.logsumexp(g.x),
     "nn.leaky_relu": lambda g: nn.leaky_relu(g.x),
+    # jax.scipy
+    "scipy.special.erf": lambda g: special.erf(g.x),
+    "scipy.special.gammaln": lambda g: special.gammaln(g.x),
+    "scipy.special.expit": lambda g: special.expit(g.x),
+    "scipy.special.xlogy": lambda g: special.xlogy(g.x, g.y),
+    "scipy.special.entr": lambda g: special.entr(g.x),
+    "scipy.stats.norm.logpdf": lambda g: stats.norm.logpdf(g.x, 0.5, 2.0),
+    "scipy.stats.norm.cdf": lambda g: stats.norm.cdf(g.x),
+    "scipy.stats.gamma.logpdf": lambda g: stats.gamma.logpdf(g.x, 2.0),
+    "scipy.signal.convolve": lambda g: signal.convolve(g.v, g.v),
     # jax.random
     "random.key(0)": lambda g: random.key(0),
     "random.PRNGKey(0)": lambda g: random.PRNGKey(0),

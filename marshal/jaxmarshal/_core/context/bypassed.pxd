@@ -43,6 +43,9 @@ cdef Rules numpy_rules
 # What all functions whose calls are replayed go through, those included.
 cdef Rules function_rules
 
+# What functions of modules that JAX imports later go through beside these: those modules.
+cdef Rules late_rules
+
 # What placing arguments goes through, and what calls of executables in Python do.
 cdef Rules placement_rules
 

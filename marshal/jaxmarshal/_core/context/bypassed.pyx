@@ -4,7 +4,7 @@ import builtins
 from functools import partial
 from types import FunctionType
 
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 
@@ -29,17 +29,7 @@ cdef class Rules:
         self.changed = set()
         self.own = vars(private.eval_trace) if places else {}
         self.own_count = len(self.own)
-        self.dicts = <PyObject**>PyMem_Malloc((len(places) + 1) * sizeof(PyObject*))
-        self.versions = <uint64_t*>PyMem_Malloc((len(places) + 1) * sizeof(uint64_t))
-        if self.dicts == NULL or self.versions == NULL:
-            raise MemoryError()
-        for place in places:
-            mapping = _dict_of(place)
-            Py_INCREF(mapping)
-            self.dicts[self.count] = <PyObject*>mapping
-            self.versions[self.count] = jm_dict_version(<PyObject*>mapping)
-            self.count += 1
-            self.watched.append((dict(mapping), place))
+        _watch_more(self, places)
 
     def __dealloc__(self):
         cdef Py_ssize_t i
@@ -49,10 +39,31 @@ cdef class Rules:
         PyMem_Free(self.versions)
 
 
+cdef void* _grown(void* memory, size_t size) except NULL:
+    memory = PyMem_Realloc(memory, size)
+    if memory == NULL:
+        raise MemoryError()
+    return memory
+
+
 cdef dict _dict_of(object place):
     if isinstance(place, type):
         return <dict>jm_class_dict(<PyTypeObject*>place)
     return place if isinstance(place, dict) else vars(place)
+
+
+cdef int _watch_more(Rules rules, list places) except -1:
+    cdef Py_ssize_t room = rules.count + len(places) + 1
+    rules.dicts = <PyObject**>_grown(rules.dicts, room * sizeof(PyObject*))
+    rules.versions = <uint64_t*>_grown(rules.versions, room * sizeof(uint64_t))
+    for place in places:
+        mapping = _dict_of(place)
+        Py_INCREF(mapping)
+        rules.dicts[rules.count] = <PyObject*>mapping
+        rules.versions[rules.count] = jm_dict_version(<PyObject*>mapping)
+        rules.count += 1
+        rules.watched.append((dict(mapping), place))
+    return 0
 
 
 cdef bint _is_known(object before, object now) except -1:
@@ -247,9 +258,16 @@ function_rules = Rules(
     if private.HAVE_REPLAY else []
 )
 placement_rules = Rules(private.placement_rules)
+late_rules = Rules([])
+
+
+def watch_late(list modules) -> None:
+    """Watch modules that JAX has just imported, beside those that are watched."""
+    known = [place for _, place in late_rules.watched]
+    _watch_more(late_rules, [module for module in modules if module not in known])
 
 
 def look_at_all() -> None:
     """Compare everything that is watched now, so that no call has to."""
-    for rules in (bind_rules, numpy_rules, function_rules, placement_rules):
+    for rules in (bind_rules, numpy_rules, function_rules, placement_rules, late_rules):
         look_again(rules)

@@ -31,6 +31,7 @@ cdef class Row:
     cdef Number number       # that counts, or None
     cdef bint with_index     # does it take an array, and an index of which one int may differ?
     cdef bint with_value     # and something that it makes an array of at once?
+    cdef bint late           # is it of a module that JAX imports when a program asks for it?
     cdef list numbers        # the last ones that came in
 
 # A call of the function; a new reference, or NULL with an error set.

@@ -27,10 +27,15 @@ def make_row(
     host: int = 0,
     with_index: bool = False,
     with_value: bool = False,
+    late: bool = False,
 ) -> Callable[..., Any] | None: ...
 def make_object_call(
     entry: str, reference: Any, functions: list[tuple[Any, Number | None, str]]
 ) -> Callable[..., Any]: ...
+def add_object(
+    entry: str, reference: Any, function: Any, number: Number | None, written: str,
+    late: bool = False,
+) -> None: ...
 def method_calling(function: Any) -> Any: ...
 
 zeros: Callable[..., Any]

@@ -15,7 +15,7 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from jaxmarshal._core.context.bypassed cimport (
-    attributes_of, function_rules, is_untouched, placement_rules
+    attributes_of, function_rules, is_untouched, late_rules, placement_rules
 )
 from jaxmarshal._core.context.configuration cimport Context, state_is, transfers_unguarded
 from jaxmarshal._core.entries.host_indices cimport (
@@ -89,13 +89,15 @@ cdef class Row:
 
 # --- Finding -------------------------------------------------------------------------------------
 
-cdef int _obstacle(Sources* sources) except -1:
+cdef int _obstacle(Row row, Sources* sources) except -1:
     """Why only the reference can perform a call about these, or HIT."""
     cdef Py_ssize_t i
     cdef int kind
     if not _active:
         return UNSUPPORTED
     if not is_untouched(function_rules):
+        return REPLACED
+    if row.late and not is_untouched(late_rules):
         return REPLACED
     if sources.with_functions and not state_is(_check_leaks, False):
         return OPTIONS    # JAX traces functions in every call then
@@ -353,7 +355,7 @@ cdef Context _look_up(
     key[0] = key_of(row.part, args, n, names, sources, reason)
     if key[0] == NULL:
         return None
-    reason[0] = _obstacle(sources)
+    reason[0] = _obstacle(row, sources)
     if context.replays is None:
         context.replays = {}
     return context if reason[0] == HIT else None
@@ -503,14 +505,14 @@ cdef bint _is_where_others_are(PyObject** args, Py_ssize_t n, Py_ssize_t place) 
     return True
 
 
-cdef bint _may_convert() except -1:
+cdef bint _may_convert(Row row) except -1:
     """May arguments be put on the device before the function is called, which would do so?"""
     cdef Sources none
     cdef int reason
     none.count = 0
     none.with_functions = False
     return (
-        operation_context(&reason) is not None and _obstacle(&none) == HIT
+        operation_context(&reason) is not None and _obstacle(row, &none) == HIT
         and _is_converted_as_before()
     )
 
@@ -522,7 +524,7 @@ cdef object _call_with_number(
     cdef PyObject* own[MOST_CONVERTED]
     if (
         not _is_converted(<object>args[place]) or tapes.current is not None
-        or _comes_again(row, <object>args[place]) or not _may_convert()
+        or _comes_again(row, <object>args[place]) or not _may_convert(row)
         or not _is_where_others_are(args, n, place)
     ):
         return _call_looked_at(row, args, n, names)
@@ -556,7 +558,7 @@ cdef object _call_with_host_data(Row row, PyObject** args, Py_ssize_t n, PyObjec
     cdef object what = <object>args[0], value = None
     cdef bint is_update = type(what) is _update_type
     if (
-        count > MOST_CONVERTED or tapes.current is not None or not _may_convert()
+        count > MOST_CONVERTED or tapes.current is not None or not _may_convert(row)
         or not _is_on_one_device(what)
     ):
         return _call_looked_at(row, args, n, names)
@@ -629,6 +631,7 @@ HOST_ITSELF, HOST_OR_ITEMS, HOST_AS_OPERAND = HOST, HOST_ARRAYS, HOST_OPERAND
 def make_row(
     str entry, reference, Number number=None, str left_with=None, str written=None,
     bint with_functions=False, HostData host=NO_HOST, bint with_index=False, bint with_value=False,
+    bint late=False,
 ):
     """The replacement of a function of the reference whose calls are replayed.
 
@@ -644,6 +647,7 @@ def make_row(
         `HOST_AS_OPERAND`.
       with_index: whether it takes an array and an index, and does the same for each row of it.
       with_value: whether it makes an array of its second argument before it asks for anything.
+      late: whether it is of a module that JAX imports when a program asks for it.
     """
     cdef Method method
     cdef Row row
@@ -655,7 +659,7 @@ def make_row(
     row.left_with = left_with
     row.with_functions = with_functions
     row.host = host
-    row.with_index, row.with_value = with_index, with_value
+    row.with_index, row.with_value, row.late = with_index, with_value, late
     row.named = named_number(entry, written) if written else 0
     return method
 
@@ -698,14 +702,19 @@ def make_object_call(str entry, reference, list functions):
         programs write it; for each.
     """
     cdef Method method = make_method(<vectorcallfunc>_call_object, reference)
-    cdef Row row
     for function, number, written in functions:
-        row = Row(entry_number(entry), function)
-        row.call = MethodType(reference, function)
-        row.number = number
-        row.named = named_number(entry, written)
-        _rows_of_objects[id(function)] = row
+        add_object(entry, reference, function, number, written)
     return method
+
+
+def add_object(str entry, reference, function, Number number, str written, bint late=False):
+    """Replay calls of one more of these objects; the arguments are as above, and for `make_row`."""
+    cdef Row row = Row(entry_number(entry), function)
+    row.call = MethodType(reference, function)
+    row.number = number
+    row.named = named_number(entry, written)
+    row.late = late
+    _rows_of_objects[id(function)] = row
 
 
 def method_calling(function):

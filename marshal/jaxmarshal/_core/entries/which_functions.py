@@ -9,12 +9,14 @@ would never be replayed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
+from jaxmarshal._core.context import bypassed
 from jaxmarshal._core.entries import device_get, key_iteration, public_functions, scalar_reads
 from jaxmarshal._jax import private
 
@@ -83,9 +85,20 @@ _MODULES = (
     ("jax.random", _RANDOM),
 )
 
+#: Modules that JAX imports when a program asks for them. All of their functions are replayed, and
+#: those of the modules in them.
+LATE_MODULES = (
+    "jax.scipy.fft", "jax.scipy.signal", "jax.scipy.special", "jax.scipy.stats",
+)  # fmt: skip
+
+#: Where these keep what their functions consist of.
+_LATE_HOMES = ("jax.scipy.", "jax._src.scipy.", "jax._src.third_party.scipy.")
+
 #: Functions that take functions. JAX traces each of these once for each kind of arguments, and
 #: knows it by its identity afterwards.
-_WITH_FUNCTIONS = frozenset(("cond", "fori_loop", "scan", "switch", "while_loop"))
+_WITH_FUNCTIONS = frozenset((
+    "cond", "fori_loop", "reduce", "reduce_window", "scan", "switch", "while_loop",
+))  # fmt: skip
 
 #: Functions that decide by no more than dtype and shape of numpy arrays, their first argument or
 #: its items.
@@ -242,6 +255,43 @@ def methods() -> list[tuple[type, str, Any, Any]]:
             )
         found.append((cls, name, method, made[method]))
     return [*found, *_calls_of_objects(), *_iteration(), *_scalar_reads()]
+
+
+def _late_names(module: str) -> Iterator[tuple[str, list[str]]]:
+    """The public names of a module that has been imported, and of the modules in it."""
+    namespace = vars(sys.modules[module])
+    yield module, [name for name in namespace if not name.startswith("_")]
+    for found in list(namespace.values()):
+        if isinstance(found, ModuleType) and found.__name__.startswith(f"{module}."):
+            yield from _late_names(found.__name__)
+
+
+def late_functions(module: str) -> list[tuple[Any, Any]]:
+    """As `functions`, for one of `LATE_MODULES` that has been imported.
+
+    Calls of its functions that are objects with a derivative of their own are replayed from now on:
+    they share the method that `methods` replaces.
+    """
+    if not private.HAVE_REPLAY:
+        return []
+    bypassed.watch_late([
+        found
+        for name, found in list(sys.modules.items())
+        if name.startswith(_LATE_HOMES) and isinstance(found, ModuleType)
+    ])
+    pairs = []
+    for function in _found(tuple(_late_names(module))):
+        if not getattr(function, "__module__", "").startswith(_LATE_HOMES):
+            continue
+        written = _names[id(function)]
+        if type(function) is FunctionType:
+            row = public_functions.make_row("functions", function, written=written, late=True)
+            pairs.append((function, row))
+        elif type(function) is private.custom_jvp:
+            public_functions.add_object(
+                "functions", private.custom_jvp_call, function, None, written, late=True
+            )
+    return pairs
 
 
 def _hand_out(take_apart: Callable[[Any], tuple[Any, ...]], keys: Any) -> Iterator[Any]:

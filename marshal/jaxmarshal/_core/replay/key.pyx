@@ -17,6 +17,7 @@ from jaxmarshal._core.values.kinds cimport (
     JM_ARRAY, JM_BOOL, JM_COMPLEX, JM_DICT, JM_FLOAT, JM_INT, JM_KEY_ARRAY, JM_LIST, JM_NDARRAY,
     JM_NONE, JM_NP_SCALAR, JM_OTHER, JM_TUPLE, Py_TYPE, jm_kind_of_type, kind_of_unknown, types
 )
+from jaxmarshal._core.values.methods cimport Method
 from jaxmarshal._core.values.narrowing cimport bits_of
 from jaxmarshal._reports.counting cimport HIT, OPTIONS, UNKNOWN_TYPE, VALUE, reason_of_kind
 
@@ -192,7 +193,7 @@ cdef object _part(object arg, Sources* sources, int* reason):
     cls = type(arg)
     if cls is _device_type:
         return arg    # each is there once
-    if sources.with_functions and (cls is FunctionType or cls is _jitted_type):
+    if sources.with_functions and (cls is FunctionType or cls is _jitted_type or cls is Method):
         return weakref.ref(arg)    # those of live functions are equal if the functions are the same
     if sources.with_functions and id(arg) in _own_ufuncs:
         return function_part(arg)

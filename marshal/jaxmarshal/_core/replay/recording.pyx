@@ -6,7 +6,7 @@ index alone, samples are kept until two of them come to be one.
 
 import warnings
 
-from jaxmarshal._core.context.bypassed cimport attributes_of, function_rules, is_untouched
+from jaxmarshal._core.context.bypassed cimport attributes_of, function_rules, is_untouched, late_rules
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.replay.key cimport (
     Sources, has_own_default_impl, numbers_in, states_now
@@ -164,7 +164,9 @@ cdef tuple _custom_jvp = (
 cdef object _described(Tape tape, object key, object result):
     """What the result is made of, or None where the tape does not say all of the call."""
     described = describe_result(tape, result)
-    if tape.broken or _has_warned or described is None or not is_untouched(function_rules):
+    if tape.broken or _has_warned or described is None:
+        return None
+    if not is_untouched(function_rules) or not is_untouched(late_rules):
         return None
     if not _says_nothing(key, tape):
         return None
