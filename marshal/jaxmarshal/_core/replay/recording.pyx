@@ -6,7 +6,9 @@ index alone, samples are kept until two of them come to be one.
 
 import warnings
 
-from jaxmarshal._core.context.bypassed cimport attributes_of, function_rules, is_untouched, late_rules
+from jaxmarshal._core.context.bypassed cimport (
+    attributes_of, function_rules, is_untouched, late_rules
+)
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.replay.key cimport (
     Sources, has_own_default_impl, numbers_in, states_now
