@@ -203,8 +203,9 @@ def test_trap_15_functions_and_methods(place, name):
 def test_trap_15_packages(package):
     """Trap 15: functions look others up in packages, which hold what the modules in them define."""
     x = jnp.asarray(X)
-    for _ in range(4):
-        plain = jax.nn.softmax(x)
+    for _ in range(6):
+        before, plain = hits("functions"), jax.nn.softmax(x)
+    assert hits("functions") > before
     with mock.patch(f"{package}.exp", lambda x: x * 0 + 3):
         changed = [np.asarray(jax.nn.softmax(x)) for _ in range(4)]
         with without_jaxmarshal():

@@ -14,8 +14,8 @@ import jax.scipy.stats
 import numpy as np
 import pytest
 from child import run_code
+from eager import hit_by, hits, same
 from jax._src.scipy import special
-from observe import observe
 from support import without_jaxmarshal
 
 import jaxmarshal
@@ -27,10 +27,6 @@ from jaxmarshal._jax import patching
 def installed():
     with jaxmarshal.installed():
         yield
-
-
-def hits():
-    return jaxmarshal.stats()["functions"]["hits"]
 
 
 #: The last calls of a kind hit; the module comes in before or after jaxmarshal is installed, or
@@ -110,8 +106,9 @@ def test_nothing_stays_after_uninstalling():
         jaxmarshal.uninstall()
         import jax.scipy.signal
         import jax._src.scipy.stats.norm as own
-        print(sys.meta_path == before, replaced is own.logpdf, jax.scipy.stats.norm.logpdf is own.logpdf)
-    """)    # noqa: E501
+        found = jax.scipy.stats.norm.logpdf
+        print(sys.meta_path == before, replaced is own.logpdf, found is own.logpdf)
+    """)
     assert done.stdout.split() == ["True", "False", "True"]
 
 
@@ -143,41 +140,28 @@ def test_every_module_has_functions_of_its_own():
         assert all(id(function) in replaced for function in own), module
 
 
-def same(call, *args):
-    found = observe(call, *args)
-    with without_jaxmarshal():
-        expected = observe(call, *args)
-    assert found == expected
-
-
 CALLS = {
     "of several steps": lambda x: jax.scipy.stats.norm.logpdf(x, 0.5, 2.0),
     "with a derivative of its own": lambda x: jax.scipy.special.xlogy(x, x),
-    "of a pytree": lambda x: jax.scipy.special.sici(x),
+    "of two results": lambda x: jax.scipy.special.sici(x),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_hits(name):
     call = CALLS[name]
-    for seed in range(6):
-        same(call, jnp.arange(4.0) + seed)
-    before = hits()
-    same(call, jnp.arange(4.0) + 9)
-    assert hits() > before
+    for seed in (0, 9):
+        hit_by("functions", call, jnp.arange(4.0) + seed)
     same(call, jnp.array([0.0, -0.0, jnp.nan, jnp.inf]))
     same(call, jnp.arange(4))
     same(call, np.arange(4.0, dtype=np.float32))
 
 
-def gamma():
-    return importlib.import_module("jax._src.scipy.stats.gamma")
-
-
+GAMMA = importlib.import_module("jax._src.scipy.stats.gamma")
 #: A call, and where a program replaces which function that it goes through.
 REPLACED = {
     "of jax.lax": (lambda x: jax.scipy.special.gammaln(x), special.lax, "lgamma"),
-    "of the module's own": (lambda x: jax.scipy.stats.gamma.logpdf(x, 2.0), gamma(), "gammaln"),
+    "of the module's own": (lambda x: jax.scipy.stats.gamma.logpdf(x, 2.0), GAMMA, "gammaln"),
 }
 
 
@@ -189,9 +173,9 @@ def test_trap_15_replaced(name):
     plain = np.asarray(call(x))
     for _ in range(6):
         call(x)
-    before = hits()
+    before = hits("functions")
     call(x)
-    assert hits() > before
+    assert hits("functions") > before
     for _ in range(2):
         with mock.patch.object(where, attribute, lambda *args: jnp.float32(100.0)):
             changed = [np.asarray(call(x)) for _ in range(6)]

@@ -295,10 +295,16 @@ def _take_after(place: Place) -> None:
             setattr(place.accelerated, name, getattr(place.original, name))
 
 
+def _introduce(places: Iterable[Place]) -> None:
+    """Let the replacements show what the originals show, and be known as jaxmarshal's own."""
+    for place in places:
+        _take_after(place)
+        bypassed.put_in_place_of(place.original, place.accelerated)
+
+
 for _entry in ENTRY_POINTS:
-    for _place in _entry.places if _entry.active else ():
-        _take_after(_place)
-        bypassed.put_in_place_of(_place.original, _place.accelerated)
+    if _entry.active:
+        _introduce(_entry.places)
 
 _lock = threading.RLock()
 _installed: set[str] = set()  # what is patched now
@@ -398,9 +404,7 @@ def _add_late(module: str) -> None:
     entry = next(entry for entry in ENTRY_POINTS if entry.name == "functions")
     with _lock:
         places = [Place(*pair) for pair in which_functions.late_functions(module)]
-        for place in places:
-            _take_after(place)
-            bypassed.put_in_place_of(place.original, place.accelerated)
+        _introduce(places)
         object.__setattr__(entry, "more", (*entry.more, *places))
         _by_function.cache_clear()
         if entry.name in _installed:

@@ -270,10 +270,8 @@ def late_functions(module: str) -> list[tuple[Any, Any]]:
     """As `functions`, for one of `LATE_MODULES` that has been imported.
 
     Calls of its functions that are objects with a derivative of their own are replayed from now on:
-    they share the method that `methods` replaces.
+    they share the method that `methods` replaces. Needs `HAVE_REPLAY`.
     """
-    if not private.HAVE_REPLAY:
-        return []
     bypassed.watch_late([
         found
         for name, found in list(sys.modules.items())
