@@ -321,18 +321,23 @@ def _resident():
 def test_trap_17_no_memory_is_kept(name):
     """Trap 17: arguments and results of a call are gone after it: host memory and device memory."""
     call, entry = CALLS[name]
+    growth = []
     with jaxmarshal.installed():
         for _ in range(20):    # the allocator's own pools fill
             call(np.ones(1 << 20, np.float32)).block_until_ready()
         gc.collect()
-        live, resident = len(jax.live_arrays()), _resident()
+        live = len(jax.live_arrays())
         jaxmarshal.reset_stats()
-        for _ in range(40):
-            call(np.ones(1 << 20, np.float32)).block_until_ready()
-        gc.collect()
-        assert len(jax.live_arrays()) == live
-        assert _resident() - resident < 40 << 20    # a tenth of what went through
-        assert jaxmarshal.stats()[entry]["hits"] == 40
+        # What is kept grows every time; pools of threads grow now and then.
+        for _ in range(3):
+            resident = _resident()
+            for _ in range(40):
+                call(np.ones(1 << 20, np.float32)).block_until_ready()
+            gc.collect()
+            assert len(jax.live_arrays()) == live
+            growth.append(_resident() - resident)
+        assert min(growth) < 40 << 20    # a quarter of the host data
+        assert jaxmarshal.stats()[entry]["hits"] == 120
 
 
 # --- What is said ---------------------------------------------------------------------------------
