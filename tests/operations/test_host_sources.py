@@ -363,6 +363,36 @@ def test_trap_20_signaling_nans():
             assert found[0] == found[1]
 
 
+# More than there are kept parts of keys, and each of them not once alone: some take the place of others.
+MANY = [
+    (shape, dtype)
+    for shape in [(2, 3), (3, 2), (6,), (1, 6), (2, 3, 1), (1, 2, 3, 1), (1, 1, 2, 3, 1), (), (0,)]
+    for dtype in ("float32", "int32", "uint8", "int8", "float16", "bool", "uint32", ">i4")
+]
+
+
+def test_many_dtypes_and_shapes():
+    """The key tells them apart, in whichever order they come."""
+    x = jnp.full((3, 1), 2, jnp.int32)
+    all_data = [data(i, shape, dtype) for i, (shape, dtype) in enumerate(MANY)]
+
+    def calls(order):
+        found = []
+        for i in order:
+            h = all_data[i]
+            found.append(jnp.asarray(h, jnp.float32))
+            if h.ndim == 2 and h.dtype.isnative:
+                found.append(x + h.ravel())
+        return found
+
+    orders = np.random.default_rng(0)
+    for _ in range(3):
+        same(calls, orders.permutation(len(MANY)), turns=2)
+    before = hits()
+    calls(orders.permutation(len(MANY)))
+    assert hits() - before > len(MANY)
+
+
 def test_shapes_are_no_numbers():
     """A dimension that a small float cannot hold is none of its elements."""
     h = np.ones(70_000, F)

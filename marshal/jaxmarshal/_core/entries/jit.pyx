@@ -210,6 +210,7 @@ cdef PyObject* _call_in_context(
 
 
 tapes.accelerated_call = <vectorcallfunc>_call
+tapes.reference_call = <vectorcallfunc>_call_reference
 tapes.call_in_context = <known_function>_call_in_context
 
 

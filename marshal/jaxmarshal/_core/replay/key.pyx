@@ -5,10 +5,11 @@ from types import FunctionType
 
 import numpy as np
 
+cimport numpy as cnp
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from jaxmarshal._core.context.configuration cimport state_is
 from jaxmarshal._core.values.array_words cimport array_aval
@@ -22,6 +23,8 @@ from jaxmarshal._core.values.narrowing cimport bits_of
 from jaxmarshal._reports.counting cimport HIT, OPTIONS, UNKNOWN_TYPE, VALUE, reason_of_kind
 
 from jaxmarshal._jax import private
+
+cnp.import_array()
 
 cdef extern from *:
     object PyTuple_New(Py_ssize_t n)
@@ -48,6 +51,8 @@ cdef long long TOO_LARGE = <long long>1 << 31    # for an int of 32 bits
 cdef enum:
     MOST_ITEMS = 64    # of a list or a tuple, as in `jnp.array([1, 2])`
     MOST_ROWS = 3      # of an index
+    HOST_PARTS = 64    # of numpy arrays, that are kept; a power of two
+    MOST_DIMS = 4      # of those
 
 
 # --- Dtypes --------------------------------------------------------------------------------------
@@ -120,15 +125,57 @@ cdef object _key_part(object key, Sources* sources, int* reason):
     return impl if part is _ARRAY else part
 
 
-cdef object _host_part(object data, Sources* sources, int* reason):
-    """Host data by dtype and shape: which elements they have, no function asks that takes them."""
+# Those of numpy arrays that came before: making one anew costs more than the rest of a key.
+cdef list _host_parts = [None] * HOST_PARTS
+cdef PyObject* _host_dtypes[HOST_PARTS]    # borrowed from `_dtypes`
+cdef int _host_ndims[HOST_PARTS]
+cdef cnp.npy_intp _host_dims[HOST_PARTS][MOST_DIMS]
+
+
+cdef object _new_host_part(object data, Sources* sources):
+    """The part of host data, or None where it has none."""
     dtype = _dtype_part(data.dtype)
     if dtype is None or type(data) is np.bool_ or (sources.host == HOST_ARRAYS and not data.ndim):
         # Strings, records, the other byte order; one of the two bools that numpy has; a number.
+        return None
+    return type(data), dtype, data.shape
+
+
+cdef object _part_of_ndarray(cnp.ndarray data, Sources* sources):
+    """The same of a numpy array, as it was made the last time."""
+    cdef PyObject* dtype = <PyObject*>cnp.PyArray_DESCR(data)
+    cdef int i, ndim = cnp.PyArray_NDIM(data)
+    cdef cnp.npy_intp* dims = cnp.PyArray_DIMS(data)
+    cdef size_t place = <size_t>dtype >> 4
+    if not 0 < ndim <= MOST_DIMS:
+        return _new_host_part(data, sources)
+    for i in range(ndim):
+        place = place * 31 + <size_t>dims[i]
+    place = (place ^ place >> 7) & (HOST_PARTS - 1)
+    if (
+        _host_dtypes[place] == dtype and _host_ndims[place] == ndim
+        and memcmp(_host_dims[place], dims, ndim * sizeof(cnp.npy_intp)) == 0
+    ):
+        return _host_parts[place]
+    part = _new_host_part(data, sources)
+    if part is not None:
+        _host_parts[place] = part
+        _host_dtypes[place], _host_ndims[place] = dtype, ndim
+        memcpy(_host_dims[place], dims, ndim * sizeof(cnp.npy_intp))
+    return part
+
+
+cdef object _host_part(object data, int kind, Sources* sources, int* reason):
+    """Host data by dtype and shape: which elements they have, no function asks that takes them."""
+    if kind == JM_NDARRAY:
+        part = _part_of_ndarray(data, sources)
+    else:
+        part = _new_host_part(data, sources)
+    if part is None:
         reason[0] = OPTIONS
         return None
-    part = _source_part(data, sources, reason)
-    return (type(data), dtype, data.shape) if part is _ARRAY else part
+    place = _source_part(data, sources, reason)
+    return part if place is _ARRAY else place
 
 
 cdef object _items_part(str tag, object items, Sources* sources, int* reason):
@@ -189,7 +236,7 @@ cdef object _part(object arg, Sources* sources, int* reason):
     if kind == JM_DICT:
         return _dict_part(arg, sources, reason)
     if sources.host != NO_HOST and (kind == JM_NDARRAY or kind == JM_NP_SCALAR):
-        return _host_part(arg, sources, reason)
+        return _host_part(arg, kind, sources, reason)
     cls = type(arg)
     if cls is _device_type:
         return arg    # each is there once

@@ -39,6 +39,7 @@ cdef class Step:
     cdef readonly Py_ssize_t results  # how many there are
     cdef bint is_plain       # are the arguments few, and constants and values alone?
     cdef Py_ssize_t values[MOST_ARGS]    # then the number of each, or -1 for a constant
+    cdef bint takes_host     # is host data of the caller's among them? Then plans are of no use
 
 # A source or the result of a step, by its number.
 cdef class Value:
@@ -106,8 +107,10 @@ cdef int take_step(
     Step step, PyObject* function, PyObject** values, Py_ssize_t* count, Context context
 ) except -1
 
-# What accelerated functions are called by, and what calls one in a known context; set by `jit`.
+# What accelerated functions are called by, what calls one as the reference does, and what calls one
+# in a known context; set by `jit`.
 cdef vectorcallfunc accelerated_call
+cdef vectorcallfunc reference_call
 cdef PyObject* (*call_in_context)(
     PyObject* function, PyObject** args, size_t nargsf, PyObject* names, Context context
 ) noexcept

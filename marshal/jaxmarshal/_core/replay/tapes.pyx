@@ -544,11 +544,13 @@ cdef int _keep_results(
 
 
 cdef inline PyObject* _call(
-    PyObject* function, PyObject** args, Py_ssize_t n, PyObject* names, Context context
+    Step step, PyObject* function, PyObject** args, Py_ssize_t n, PyObject* names, Context context
 ) noexcept:
-    if PyVectorcall_Function(function) == accelerated_call:
-        return call_in_context(function, args, n, names, context)
-    return PyObject_Vectorcall(function, args, n, names)
+    if PyVectorcall_Function(function) != accelerated_call:
+        return PyObject_Vectorcall(function, args, n, names)
+    if step.takes_host:
+        return reference_call(function, args, n, names)
+    return call_in_context(function, args, n, names, context)
 
 
 cdef int take_step(
@@ -566,10 +568,10 @@ cdef int take_step(
     if step.is_plain:
         for i in range(len(step.args)):
             args[i] = constants[i] if step.values[i] < 0 else values[step.values[i]]
-        result = _call(function, args, n, names, context)
+        result = _call(step, function, args, n, names, context)
     else:
         filled = tuple([fill_arguments(arg, values) for arg in step.args])
-        result = _call(function, jm_tuple_items(filled), n, names, context)
+        result = _call(step, function, jm_tuple_items(filled), n, names, context)
     if result == NULL:
         propagate()
     return _keep_results(step, result, values, count)
@@ -753,6 +755,14 @@ cdef Step _numbered_anew(Step step, dict values):
     return other
 
 
+cdef bint _takes_any(Step step, list sources) except -1:
+    """Is one of the sources of these numbers among its arguments?"""
+    cdef set taken = set()
+    for arg in step.args:
+        _collect(arg, taken)
+    return not taken.isdisjoint(sources)
+
+
 cdef tuple needed_steps(Tape tape, Py_ssize_t sources, object described):
     cdef Step step
     cdef set needed = set()
@@ -767,6 +777,8 @@ cdef tuple needed_steps(Tape tape, Py_ssize_t sources, object described):
     steps = [_numbered_anew(step, values) for step in reversed(kept)]
     if len(values) > MOST_VALUES:
         return None
+    for step in steps:
+        step.takes_host = _takes_any(step, tape.host)
     return steps, _with_known(described, values)
 
 
