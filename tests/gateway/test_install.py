@@ -18,8 +18,7 @@ import pytest
 from child import run_code
 
 import jaxmarshal
-from jaxmarshal import fronts
-from jaxmarshal._jax import patching, private
+from jaxmarshal._jax import imports, patching, private
 
 ORIGINALS = {entry.name: entry.original for entry in patching.ENTRY_POINTS}
 ACCELERATED = {entry.name: entry.accelerated for entry in patching.ENTRY_POINTS}
@@ -453,12 +452,12 @@ def test_the_cache_of_primitives_counts():
 
 
 WAITS = """
-from jaxmarshal import fronts
+from jaxmarshal._jax import imports
 if __name__ == "waits":
     for number in range(2):
-        fronts.when_imported("waits", lambda number=number: DONE.append(number))
+        imports.when_imported("waits", lambda number=number: DONE.append(number))
     DONE = []
-    assert not fronts.is_imported("waits")
+    assert not imports.is_imported("waits")
 """
 
 
@@ -471,10 +470,10 @@ def test_two_things_wait_for_an_import(tmp_path, monkeypatch, begun):
     done = []
     if not begun:
         for number in range(2):
-            fronts.when_imported("waits", lambda number=number: done.append(number))
+            imports.when_imported("waits", lambda number=number: done.append(number))
     module = importlib.import_module("waits")
     assert (module.DONE if begun else done) == [0, 1]
     assert type(module.__spec__) is importlib.machinery.ModuleSpec
     assert "actions" not in vars(module.__spec__)
     assert "exec_module" not in vars(module.__loader__)
-    assert fronts.is_imported("waits")
+    assert imports.is_imported("waits")

@@ -363,7 +363,7 @@ def test_trap_20_signaling_nans():
             assert found[0] == found[1]
 
 
-# More than there are kept parts of keys, and each of them not once alone: some take the place of others.
+# More than there are parts of keys that are kept: some take the place of others.
 MANY = [
     (shape, dtype)
     for shape in [(2, 3), (3, 2), (6,), (1, 6), (2, 3, 1), (1, 2, 3, 1), (1, 1, 2, 3, 1), (), (0,)]

@@ -16,7 +16,7 @@ from typing import Any
 from jaxmarshal import fronts
 from jaxmarshal._core.context import bypassed
 from jaxmarshal._core.entries import watch
-from jaxmarshal._jax import patching
+from jaxmarshal._jax import imports, patching
 from jaxmarshal._tools import call_sites
 from jaxmarshal._tools.call_sites import Site
 from jaxmarshal.fronts import filtered
@@ -99,7 +99,7 @@ def count_all() -> None:
         filtered.NAME, own, own is not filtered.reference_call
     )
     for front in fronts.FRONTS:
-        if fronts.is_imported(front.library):
+        if imports.is_imported(front.library):
             _count_front(front)
         else:
-            fronts.when_imported(front.library, functools.partial(_count_front, front))
+            imports.when_imported(front.library, functools.partial(_count_front, front))

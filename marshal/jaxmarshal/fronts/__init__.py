@@ -12,12 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 from jaxmarshal._jax import private
+from jaxmarshal._jax.imports import Imports, is_imported
 from jaxmarshal._reports import counting
-from jaxmarshal._startup.hook import Finder
 
 logger = logging.getLogger("jaxmarshal")
 
@@ -59,10 +58,8 @@ for _front in FRONTS:
     counting.register(_front.name)
 
 _installed: dict[str, Front] = {}
-#: Name of a front -> what waits for the import of its library; None while that is under way.
-_waiting: dict[str, Finder | None] = {}
 _failed: dict[str, str] = {}        # name of a front -> why it could not be installed
-_complete: set[str] = set()         # libraries whose import has just ended
+_awaited = Imports()
 
 
 @cache
@@ -89,14 +86,6 @@ def why_inactive(front: Front) -> str | None:
     return _failed.get(front.name)
 
 
-def is_imported(library: str) -> bool:
-    """Is the import of a library over?"""
-    if library in _complete:
-        return True
-    spec = getattr(sys.modules.get(library), "__spec__", None)
-    return spec is not None and not getattr(spec, "_initializing", False)
-
-
 def _install(front: Front) -> None:
     try:
         import_module(front.home).install()
@@ -107,54 +96,11 @@ def _install(front: Front) -> None:
     _installed[front.name] = front
 
 
-class _Pending(ModuleSpec):
-    """The spec of a module while it is imported: knows what to do when the import is over."""
+def _apply() -> None:
+    """Install what is asked for, now that a library is there."""
+    from jaxmarshal._jax import patching as installing
 
-    actions: list[Callable[[], None]]
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if name == "_initializing" and not value:
-            self.__class__ = ModuleSpec  # type: ignore[assignment]
-            for action in vars(self).pop("actions"):
-                if self.name in sys.modules:
-                    action()
-
-
-def when_imported(library: str, action: Callable[[], None]) -> Finder | None:
-    """Call `action` when a library that is not there yet has been imported.
-
-    A library may be in the middle of its import: it imports JAX, and JAX starts jaxmarshal.
-
-    Returns:
-      What waits for the import to begin; None where it has begun.
-    """
-    spec = getattr(sys.modules.get(library), "__spec__", None)
-    if type(spec) is ModuleSpec:
-        spec.__class__ = _Pending
-        vars(spec)["actions"] = [action]
-    elif isinstance(spec, _Pending):
-        spec.actions.append(action)
-    else:
-        finder = Finder(action, (library,))
-        sys.meta_path.insert(0, finder)
-        return finder
-    return None
-
-
-def _wait(front: Front) -> None:
-    """Install it when the library has been imported."""
-    if front.name in _waiting or why_inactive(front) is not None:
-        return
-
-    def imported() -> None:
-        from jaxmarshal._jax import patching as installing
-
-        _complete.add(front.library)
-        if _waiting.pop(front.name, front) is not front:
-            installing.apply()
-
-    _waiting[front.name] = when_imported(front.library, imported)
+    installing.apply()
 
 
 def use_installed(held: set[str]) -> bool:
@@ -163,14 +109,14 @@ def use_installed(held: set[str]) -> bool:
         if front.name in held:
             if front.name in _installed:
                 continue
-            if not is_imported(front.library):
-                _wait(front)
-            elif why_inactive(front) is None:
+            if why_inactive(front) is not None:
+                continue
+            if is_imported(front.library):
                 _install(front)
+            else:
+                _awaited.wait(front.library, _apply)
             continue
-        waiting = _waiting.pop(front.name, None)
-        if waiting in sys.meta_path:
-            sys.meta_path.remove(waiting)
+        _awaited.cancel(front.library)
         if _installed.pop(front.name, None) is not None:
             import_module(front.home).uninstall()
     return bool(_installed)
