@@ -6,6 +6,7 @@ import collections
 import ctypes
 import gc
 import os
+import re
 import traceback
 from importlib.metadata import version
 from pathlib import Path
@@ -91,9 +92,13 @@ def callbacks():
         pytest.skip(f"NOT DONE: computations here cannot call Python: {error}"[:120])
 
 
+#: How the docstring of a test says which trap it is about.
+ABOUT_TRAP = re.compile(r"Trap (\d+): ")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark what the short run leaves out; skip what is about plans where none is made.
+    """Mark what the short run leaves out, and traps; skip what is about plans where none is made.
 
     Who names a file wants all of it, unless JAXMARSHAL_SAMPLE is set.
     """
@@ -106,6 +111,9 @@ def pytest_collection_modifyitems(config, items):
             if (met[module] + THIRDS.get(MINOR, MINOR)) % one_of:
                 item.add_marker(pytest.mark.rest)
             met[module] += 1
+        about = ABOUT_TRAP.match(item.obj.__doc__ or "")
+        if about:
+            item.add_marker(pytest.mark.trap(n=int(about[1])))
         if LAYOUT_OFF and module in ABOUT_PLANS:
             item.add_marker(pytest.mark.skip(reason="no plan is made without object layout"))
 
