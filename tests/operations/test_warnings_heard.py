@@ -6,6 +6,7 @@ import warnings
 from unittest import mock
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -108,3 +109,40 @@ def test_trap_10_an_error_in_the_middle_of_a_replay():
         for _ in range(200):
             call()
     assert call().shape == (3,)
+
+
+DERIVED = {
+    "fftfreq": lambda: jnp.fft.fftfreq(8, 1e38),
+    "rfftfreq": lambda: jnp.fft.rfftfreq(8, -1e38),
+    "half": lambda: jnp.fft.fftfreq(8, 9000.0, dtype=jnp.float16),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_trap_20_numbers_that_are_computed_on_the_host(name):
+    """Trap 20: `n * d` is too large, and `d` is not: numpy warns each time, or raises."""
+    call = DERIVED[name]
+    expected = warned(call)
+    assert expected
+    with jaxmarshal.installed():
+        for _ in range(10):
+            assert warned(call) == expected
+        with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+            call()
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        call()
+
+
+def test_ordinary_numbers_beside_infinity():
+    """They are none that a product of them could be."""
+    positive = jnp.arange(3) > 0
+
+    def call():
+        return jnp.where(positive, 2.0, jnp.inf)
+
+    with jaxmarshal.installed():
+        for _ in range(8):
+            call()
+        before = jaxmarshal.stats()["functions"]["hits"]
+        call()
+        assert jaxmarshal.stats()["functions"]["hits"] > before

@@ -33,6 +33,8 @@ cdef enum:
     MOST_WAITED = 1024     # calls of a kind before one is recorded again, where none could be kept
     MOST_SAMPLES = 64      # kinds of arrays of which an index was seen once
 
+cdef double _largest_factor = 1 << 32    # an int of 32 bits
+
 cdef object _single_type = private.SingleDeviceSharding
 cdef object _debug_key_reuse = private.debug_key_reuse
 
@@ -143,10 +145,30 @@ cdef set _dtypes_on(Tape tape):
     return found
 
 
+cdef double _least_that_may_overflow(Tape tape) except -1.0:
+    """How large a number is of which the function may have made an infinite constant."""
+    cdef Step step
+    cdef double least = np.inf
+    for step in tape.steps:
+        for arg in step.args:
+            if not isinstance(arg, (float, np.ndarray, np.generic)):
+                continue
+            dtype = getattr(arg, "dtype", np.dtype(np.float32))
+            if private.jnp.issubdtype(dtype, np.inexact) and not np.isfinite(arg).all():
+                least = min(least, float(private.jnp.finfo(dtype).max) / _largest_factor)
+    return least
+
+
 cdef bint _says_nothing(object key, Tape tape) except -1:
-    """Can converting the numbers among the arguments neither warn nor fail?"""
+    """Can converting the numbers among the arguments neither warn nor fail?
+
+    Nor what the function computes of them on the host, as `fftfreq(n, d)` does of `n * d`.
+    """
+    cdef double least = _least_that_may_overflow(tape)
     dtypes = _dtypes_on(tape)
     for number in numbers_in(key):
+        if least <= abs(number) < np.inf:
+            return False
         for dtype in dtypes:
             # An int that a dtype of integers cannot hold is an error, and nothing is kept.
             if type(number) is int and (-128 <= number < 128 or dtype.kind in "iub"):
