@@ -14,8 +14,8 @@ Environment:
                                 "3.11 0.10.2": what it runs is left out there.
 
 Slow tests, and all tests of long modules (conftest.py names them), run with JAX 0.10; with others,
-what `make test` runs: 0.12 all of it, 0.8, 0.9 and 0.11 a third of the tests each. What starts commands
-runs with 0.10 and the newest one, and so do the tests of libraries' functions.
+what `make test` runs: 0.12 all of it, 0.8, 0.9 and 0.11 a third of the tests each. What starts
+commands runs with 0.10 and the newest one, and so do the tests of libraries' functions.
 
 An interpreter is looked for on PATH, then among those that pyenv manages. A pair without one is
 skipped, which the output says, and the summary at its end says again.
