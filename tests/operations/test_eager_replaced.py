@@ -21,6 +21,8 @@ from eager import X, hits
 from jax import lax
 from jax._src import api, core, dispatch, dtypes
 from jax._src.interpreters import pxla
+from jax.scipy import special
+from observe import total_hits
 from support import without_jaxmarshal
 
 import jaxmarshal
@@ -197,6 +199,70 @@ def test_trap_15_functions_and_methods(place, name):
     """Trap 15: a function or method that is replaced is called as often as in plain JAX."""
     stand_in, seen = spied(place, name)
     check(lambda: mock.patch.object(place, name, stand_in), seen)
+
+
+#: What functions go through that is no function of their own modules: "module:class", the method,
+#: and a call.
+DEEP = {
+    "index": ("jax._src.numpy.indexing:IndexType", "from_index", lambda x, y: y[np.array([0, 2])]),
+    "slice": ("jax._src.numpy.indexing:_StaticSliceIndexer", "is_trivial_slice",
+              lambda x, y: x[0]),
+    "set": ("jax._src.lax.slicing:GatherScatterMode", "from_any", lambda x, y: x.at[0].set(0.)),
+    "concrete": ("jax._src.sharding:Sharding", "_is_concrete", lambda x, y: jax.nn.logsumexp(x)),
+    "tree": ("jax._src.tree_util:FlatTree", "flatten", lambda x, y: lax.fori_loop(0, 3, add, x)),
+    "wrapping": ("jax._src.linear_util", "wrap_init", lambda x, y: jax.nn.relu(x)),
+    "names": ("jax._src.source_info_util", "extend_name_stack",
+              lambda x, y: jnp.einsum("ij,kj->ik", y, y)),
+    "parser": ("opt_einsum.parser", "parse_einsum_input",
+               lambda x, y: jnp.einsum("ij,kj->ik", y, y)),
+}  # fmt: skip
+
+
+def add(i, x):
+    return x + i
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_trap_15_what_functions_go_through(name):
+    """Trap 15: methods of other classes, and functions of other modules."""
+    place, method, call = DEEP[name]
+    holder = private.lookup_quietly(*place.replace(":", ".").rsplit(".", 1))
+    if not hasattr(holder, method):
+        pytest.skip("this JAX has none")
+    x, y = jnp.asarray(X), jnp.asarray(Y)
+
+    def observed():
+        try:
+            return np.asarray(call(x, y)).tolist()
+        except ZeroDivisionError as error:
+            return repr(error)
+
+    warm = [observed() for _ in range(8)]
+    before = total_hits()
+    observed()
+    assert total_hits() > before
+    with mock.patch.object(holder, method, mock.Mock(side_effect=ZeroDivisionError("replaced"))):
+        changed = [observed() for _ in range(3)]
+        with without_jaxmarshal():
+            expected = observed()
+    assert changed == [expected] * 3
+    assert observed() == warm[0]
+
+
+@pytest.mark.parametrize("name", ["relu", "logit"])
+def test_trap_15_attributes_of_functions(name):
+    """Trap 15: a function with a derivative of its own calls what its attribute names."""
+    function = {"relu": jax.nn.relu, "logit": special.logit}[name]
+    x = jnp.linspace(0.1, 0.9, 3)
+    for _ in range(8):
+        before, plain = total_hits(), function(x)
+    assert total_hits() > before
+    with mock.patch.object(function, "fun", lambda x: x * 0 + 7):
+        changed = [np.asarray(function(x)).tolist() for _ in range(3)]
+        with without_jaxmarshal():
+            expected = np.asarray(function(x)).tolist()
+    assert changed == [expected] * 3
+    assert np.array_equal(function(x), plain)
 
 
 @pytest.mark.parametrize("package", ["jax._src.numpy", "jax._src.nn.functions.jnp"])

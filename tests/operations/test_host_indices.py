@@ -175,6 +175,9 @@ CONTEXTS = {
     "NaNs": lambda: jax.debug_nans(True),
     "without jit": lambda: jax.disable_jit(),
     "a mesh": lambda: jax.set_mesh(jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])),
+    "a mesh without devices": lambda: jax.sharding.use_abstract_mesh(jax.make_mesh(
+        (2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:2]
+    ).abstract_mesh),
 }  # fmt: skip
 
 
@@ -182,9 +185,11 @@ CONTEXTS = {
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_one_state_changes(context):
     x, index, value = array(), np.array([3, -1, 2]), np.ones(4, np.float32)
+    ints = array(SHAPE, np.int32)
     calls = (
         lambda: x[index], lambda: x[np.int64(2)], lambda: x.at[index].set(value),
         lambda: x.at[1].add(value), lambda: x.at[np.int64(1)].max(2.0),
+        lambda: ints.at[index].set(value),
     )  # fmt: skip
     for call in calls:
         same(call, turns=3)

@@ -462,6 +462,12 @@ silent_states: tuple[tuple[Any, Any], ...] = tuple(
 # --- What fast paths go past ---------------------------------------------------------------------
 
 
+def _places_of_some(*names: str) -> list[Any]:
+    """Modules and classes that some of the versions lack, those of them that are there."""
+    found = [lookup_quietly(*name.replace(":", ".").rsplit(".", 1)) for name in names]
+    return [place for place in found if place is not None]
+
+
 def _places(*names: str) -> list[Any]:
     """Modules, and classes and tables in them, of which none may be missing."""
     found = []
@@ -480,7 +486,7 @@ def _places(*names: str) -> list[Any]:
 bind_rules = _places(
     "jax._src.core", "jax._src.dtypes", "jax._src.dispatch", "jax._src.mesh",
     "jax._src.core:Primitive", "jax._src.core:EvalTrace", "jax._src.core:TracingContext",
-    "jax._src.core:pytype_aval_mappings",
+    "jax._src.core:pytype_aval_mappings", "jax._src.mesh:AbstractMesh",
 )  # fmt: skip
 #: What entry points of `jax.numpy`, and indexing, look names up in beside these.
 numpy_rules = _places(
@@ -519,8 +525,23 @@ function_rules = _places(
     "jax._src.custom_derivatives:custom_jvp", "jax._src.custom_derivatives:CustomJVPCallPrimitive",
     "jax._src.numpy.array_methods:_IndexUpdateRef",
     "jax._src.numpy.array_methods:_IndexUpdateHelper", "jax._src.numpy.ufunc_api:ufunc",
+    "jax._src.linear_util", "jax._src.op_shardings", "jax._src.sharding",
+    "jax._src.source_info_util", "jax._src.interpreters.batching",
+    "jax._src.interpreters.partial_eval", "jax._src.core:AbstractValue", "jax._src.core:Jaxpr",
+    "jax._src.lax.slicing:GatherScatterMode", "jax._src.numpy.indexing:IndexType",
+    "jax._src.numpy.scalar_types:_ScalarMeta", "jax._src.sharding:Sharding", f"{PRNG}:KeyTy",
+    f"{PRNG}:KeyTyRules", f"{PRNG}:PRNGImpl",
 )  # fmt: skip
-function_rules += [importlib.import_module(name) for name in ("opt_einsum", "opt_einsum.paths")]
+function_rules += _places_of_some(
+    "jax._src.flattree", "jax._src.flattree:FlatTree", "jax._src.tree_util:FlatTree",
+    "jax._src.core:ClosedJaxpr", "jax._src.core:ManualAxisType",
+    "jax._src.numpy.indexing:_StaticSliceIndexer",
+    "jax._src.source_info_util:ExtendNameStackContextManager",
+)
+function_rules += [
+    importlib.import_module(f"opt_einsum{name}")
+    for name in ("", ".blas", ".contract", ".helpers", ".parser", ".paths")
+]
 #: What placing arguments, and calls of executables in Python, look names up in.
 placement_rules = _places(
     "jax._src.api", "jax._src.array", "jax._src.core", "jax._src.dispatch", "jax._src.dtypes",

@@ -175,6 +175,15 @@ cdef Attributes attributes_of(object prim, bint of_one_program=False):
     return attributes
 
 
+cdef Attributes all_attributes_of(object function):
+    cdef Attributes attributes = Attributes()
+    cdef dict own = vars(function)
+    if not all([type(name) is str and PyUnicode_CHECK_INTERNED(<PyObject*>name) for name in own]):
+        return None
+    attributes.names, attributes.values = tuple(own), tuple(own.values())
+    return attributes
+
+
 cdef bint has_attributes(object prim, Attributes attributes) except -1:
     cdef dict own = PyObject_GenericGetDict(prim, NULL)
     cdef PyObject** names = jm_tuple_items(attributes.names)

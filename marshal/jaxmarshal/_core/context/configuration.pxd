@@ -20,6 +20,7 @@ cdef class Context:
     cdef object operations            # how primitives are run: an `Operations`, or None
     cdef dict replays                 # calls of whole functions, to their steps, or None
     cdef bint plain_operations        # of `for_jit`: no manual axes, `jit` on
+    cdef bint has_mesh                # of `for_jit`: is a mesh set, maybe one without devices?
     # This one with the states that jitted functions add.
     cdef Context for_jit              # with their values in the last such call, or None
     cdef list all_for_jit             # with other values too, the most recently made first

@@ -2,6 +2,7 @@
 
 from cpython.object cimport PyObject
 
+from jaxmarshal._core.context.bypassed cimport Attributes
 from jaxmarshal._core.replay.key cimport HostData
 
 # An argument that is looked for among those of a call: a number.
@@ -31,6 +32,7 @@ cdef class Row:
     cdef Number number       # that counts, or None
     cdef bint with_index     # does it take an array, and an index of which one int may differ?
     cdef bint with_value     # and something that it makes an array of at once?
+    cdef Attributes attributes    # of a function that is an object, or None
     cdef bint late           # is it of a module that JAX imports when a program asks for it?
     cdef list numbers        # the last ones that came in
 

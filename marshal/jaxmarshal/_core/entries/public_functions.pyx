@@ -15,7 +15,8 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from jaxmarshal._core.context.bypassed cimport (
-    attributes_of, function_rules, is_untouched, late_rules, placement_rules
+    all_attributes_of, attributes_of, function_rules, has_attributes, is_untouched, late_rules,
+    placement_rules
 )
 from jaxmarshal._core.context.configuration cimport Context, state_is, transfers_unguarded
 from jaxmarshal._core.entries.host_indices cimport (
@@ -98,6 +99,8 @@ cdef int _obstacle(Row row, Sources* sources) except -1:
     if not is_untouched(function_rules):
         return REPLACED
     if row.late and not is_untouched(late_rules):
+        return REPLACED
+    if row.attributes is not None and not has_attributes(row.reference, row.attributes):
         return REPLACED
     if sources.with_functions and not state_is(_check_leaks, False):
         return OPTIONS    # JAX traces functions in every call then
@@ -509,10 +512,11 @@ cdef bint _may_convert(Row row) except -1:
     """May arguments be put on the device before the function is called, which would do so?"""
     cdef Sources none
     cdef int reason
+    cdef Context context = operation_context(&reason)
     none.count = 0
     none.with_functions = False
     return (
-        operation_context(&reason) is not None and _obstacle(row, &none) == HIT
+        context is not None and not context.has_mesh and _obstacle(row, &none) == HIT
         and _is_converted_as_before()
     )
 
@@ -711,6 +715,7 @@ def add_object(str entry, reference, function, Number number, str written, bint 
     """Replay calls of one more of these objects; the arguments are as above, and for `make_row`."""
     cdef Row row = Row(entry_number(entry), function)
     row.call = MethodType(reference, function)
+    row.attributes = all_attributes_of(function)
     row.number = number
     row.named = named_number(entry, written)
     row.late = late

@@ -32,9 +32,9 @@ cdef Context _find_inner(Context context):
             return <Context>known
     inner = Context(words, context.backend, True, context.distributed)
     inner.device_put_records = records_of(context)
-    inner.plain_operations = (
-        not private.abstract_mesh().manual_axes and not private.disable_jit.value
-    )
+    mesh = private.abstract_mesh()
+    inner.has_mesh = not mesh.empty
+    inner.plain_operations = not mesh.manual_axes and not private.disable_jit.value
     context.all_for_jit = [inner, *context.all_for_jit[:INNER_CONTEXTS - 1]]
     return inner
 
