@@ -132,45 +132,45 @@ cdef int _host_ndims[HOST_PARTS]
 cdef cnp.npy_intp _host_dims[HOST_PARTS][MOST_DIMS]
 
 
-cdef object _new_host_part(object data, Sources* sources):
-    """The part of host data, or None where it has none."""
-    dtype = _dtype_part(data.dtype)
-    if dtype is None or type(data) is np.bool_ or (sources.host == HOST_ARRAYS and not data.ndim):
-        # Strings, records, the other byte order; one of the two bools that numpy has; a number.
-        return None
-    return type(data), dtype, data.shape
-
-
-cdef object _part_of_ndarray(cnp.ndarray data, Sources* sources):
-    """The same of a numpy array, as it was made the last time."""
-    cdef PyObject* dtype = <PyObject*>cnp.PyArray_DESCR(data)
+cdef object _part_of_ndarray(cnp.ndarray data):
+    """The part of a numpy array with some dimensions, as it was made the last time, or None."""
+    cdef object dtype = <object>cnp.PyArray_DESCR(data)
     cdef int i, ndim = cnp.PyArray_NDIM(data)
-    cdef cnp.npy_intp* dims = cnp.PyArray_DIMS(data)
-    cdef size_t place = <size_t>dtype >> 4
-    if not 0 < ndim <= MOST_DIMS:
-        return _new_host_part(data, sources)
+    cdef cnp.npy_intp dims[MOST_DIMS]    # finalizers may edit the array when the part is made
+    cdef size_t place = <size_t><PyObject*>dtype >> 4
+    memcpy(dims, cnp.PyArray_DIMS(data), ndim * sizeof(cnp.npy_intp))
     for i in range(ndim):
         place = place * 31 + <size_t>dims[i]
     place = (place ^ place >> 7) & (HOST_PARTS - 1)
     if (
-        _host_dtypes[place] == dtype and _host_ndims[place] == ndim
+        _host_dtypes[place] == <PyObject*>dtype and _host_ndims[place] == ndim
         and memcmp(_host_dims[place], dims, ndim * sizeof(cnp.npy_intp)) == 0
     ):
         return _host_parts[place]
-    part = _new_host_part(data, sources)
-    if part is not None:
-        _host_parts[place] = part
-        _host_dtypes[place], _host_ndims[place] = dtype, ndim
-        memcpy(_host_dims[place], dims, ndim * sizeof(cnp.npy_intp))
+    known = _dtype_part(dtype)
+    if known is None:    # strings, records, the other byte order
+        return None
+    part = (np.ndarray, known, tuple([dims[i] for i in range(ndim)]))
+    _host_parts[place] = part
+    _host_dtypes[place], _host_ndims[place] = <PyObject*>dtype, ndim
+    memcpy(_host_dims[place], dims, ndim * sizeof(cnp.npy_intp))
     return part
+
+
+cdef object _part_of_host_data(object data, int kind, Sources* sources):
+    """The part of host data, or None where it has none."""
+    if kind == JM_NDARRAY and 0 < cnp.PyArray_NDIM(data) <= MOST_DIMS:
+        return _part_of_ndarray(data)
+    dtype = _dtype_part(data.dtype)
+    if dtype is None or type(data) is np.bool_ or (sources.host == HOST_ARRAYS and not data.ndim):
+        # As above; one of the two bools that numpy has; a number.
+        return None
+    return type(data), dtype, data.shape
 
 
 cdef object _host_part(object data, int kind, Sources* sources, int* reason):
     """Host data by dtype and shape: which elements they have, no function asks that takes them."""
-    if kind == JM_NDARRAY:
-        part = _part_of_ndarray(data, sources)
-    else:
-        part = _new_host_part(data, sources)
+    part = _part_of_host_data(data, kind, sources)
     if part is None:
         reason[0] = OPTIONS
         return None
