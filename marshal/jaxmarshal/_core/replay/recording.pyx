@@ -37,6 +37,7 @@ cdef double _largest_factor = 1 << 32    # an int of 32 bits
 
 cdef object _single_type = private.SingleDeviceSharding
 cdef object _debug_key_reuse = private.debug_key_reuse
+cdef object _literal_type = private.TypedNdArray
 
 cdef int times_to_fuse = 100
 
@@ -151,6 +152,8 @@ cdef double _least_that_may_overflow(Tape tape) except -1.0:
     cdef double least = np.inf
     for step in tape.steps:
         for arg in step.args:
+            if type(arg) is _literal_type:
+                arg = np.asarray(arg)
             if not isinstance(arg, (float, np.ndarray, np.generic)):
                 continue
             dtype = getattr(arg, "dtype", np.dtype(np.float32))
