@@ -462,20 +462,21 @@ silent_states: tuple[tuple[Any, Any], ...] = tuple(
 # --- What fast paths go past ---------------------------------------------------------------------
 
 
+def _module_and_name(place: str) -> list[str]:
+    """Where a place is found: "module", or "module:name" of a class or a table in one."""
+    return place.replace(":", ".").rsplit(".", 1)
+
+
 def _places_of_some(*names: str) -> list[Any]:
     """Modules and classes that some of the versions lack, those of them that are there."""
-    found = [lookup_quietly(*name.replace(":", ".").rsplit(".", 1)) for name in names]
+    found = [lookup_quietly(*_module_and_name(name)) for name in names]
     return [place for place in found if place is not None]
 
 
 def _places(*names: str) -> list[Any]:
     """Modules, and classes and tables in them, of which none may be missing."""
     found = []
-    for name in names:
-        module, _, attribute = name.partition(":")
-        place = (
-            _lookup(*module.rsplit(".", 1)) if not attribute else _lookup(module, attribute)
-        )
+    for place in (_lookup(*_module_and_name(name)) for name in names):
         if isinstance(place, _Missing):
             return [place]
         found.append(place)

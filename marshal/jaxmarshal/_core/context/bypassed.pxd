@@ -59,7 +59,7 @@ cdef class Attributes:
 # Those with programs among their parameters are such, unless it is always the same program.
 cdef Attributes attributes_of(object prim, bint of_one_program=*)
 
-# All attributes of a function that is an object: each counts. None where one has no plain name.
+# All attributes of a function that is an object: each counts.
 cdef Attributes all_attributes_of(object function)
 
 # Are they still that?

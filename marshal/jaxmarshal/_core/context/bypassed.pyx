@@ -178,8 +178,6 @@ cdef Attributes attributes_of(object prim, bint of_one_program=False):
 cdef Attributes all_attributes_of(object function):
     cdef Attributes attributes = Attributes()
     cdef dict own = vars(function)
-    if not all([type(name) is str and PyUnicode_CHECK_INTERNED(<PyObject*>name) for name in own]):
-        return None
     attributes.names, attributes.values = tuple(own), tuple(own.values())
     return attributes
 
