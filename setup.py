@@ -27,6 +27,16 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
+#: Modules whose code runs when something is seen for the first time, not in the calls after that:
+#: they are compiled for size, for a wheel may not be larger than `.ci/check_dist.py` says.
+FIRST_TIMES = {
+    f"jaxmarshal._core.{name}"
+    for name in (
+        "entries.jit_recorder", "plans.make", "plans.make_filtered", "replay.recording",
+        "values.array_words",
+    )
+}  # fmt: skip
+
 HEADERS = sorted(glob("include/jaxmarshal/*.h"))
 
 SANITIZE = "-fsanitize=address,undefined"
@@ -99,7 +109,11 @@ def extensions():
             "freethreading_compatible": False,
         },
     )
+    if missing := FIRST_TIMES - {module.name for module in modules}:
+        raise SystemExit(f"FIRST_TIMES in setup.py: there is no {', '.join(sorted(missing))}")
     for module in modules:
+        if FLAVOUR == "release" and module.name in FIRST_TIMES:
+            module.extra_compile_args.append("-Os")    # the last -O counts
         # cythonize adds NumPy's headers by their place in this build environment.
         module.depends = [path for path in module.depends if not os.path.isabs(path)]
         for source in module.sources:

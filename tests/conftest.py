@@ -56,7 +56,7 @@ LAYOUT_OFF = os.environ.get("JAXMARSHAL_OBJECT_LAYOUT", "").lower() in ("off", "
 ABOUT_PLANS = frozenset((
     "test_compat_execution", "test_eager_replaced", "test_eager_traps", "test_end_of_stack",
     "test_execute_calls", "test_execute_traps", "test_explain", "test_explain_functions",
-    "test_filter_jit", "test_front_equinox", "test_jit_arguments", "test_jit_calls",
+    "test_filter_jit", "test_front_equinox", "test_fusion", "test_jit_arguments", "test_jit_calls",
     "test_jit_guard", "test_jit_in_place", "test_jit_lifetime", "test_jit_placement",
     "test_jit_protocol", "test_jit_static", "test_plan_traps", "test_user_code",
 ))  # fmt: skip

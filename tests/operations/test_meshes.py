@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import LAYOUT_OFF
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from support import without_jaxmarshal
 from test_functions import STEP, TRIED, accepted, arguments, array, change_arrays, find, same
@@ -149,6 +150,7 @@ def test_they_are_fast(context, place, least):
     assert sum(row.calls for row in rows) >= len(fast)
 
 
+@pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without object layout")
 def test_manual_axes():
     """Trap 4: there JAX casts arrays before it does anything, so it does every operation."""
     mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(AxisType.Manual,))

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from child import PACKAGE_ROOT, run
+from conftest import LAYOUT_OFF
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without object layout")
 def test_constants_that_are_arguments():
     """Trap 5: everything in `constants_checks.py`, in a process that is told."""
     checks = Path(__file__).resolve().parent / "constants_checks.py"
