@@ -14,10 +14,12 @@ import itertools
 import os
 import pickle
 import sys
+import tokenize
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from operator import getitem
+from pathlib import Path
 from unittest import mock
 
 import jax
@@ -393,8 +395,17 @@ def test_warnings_that_are_given_every_time():
 def test_states_that_the_context_lacks():
     """Raw keys are an error in one configuration, and make keys of other kinds in others."""
     raw = jax.random.PRNGKey(3)
+    numbers = jnp.arange(3)
+
+    def draw(i, x):
+        return x + jax.random.normal(jax.random.fold_in(raw, i), (2,))
+
+    def make(carry, seed):
+        return carry, jax.random.key_data(jax.random.key(seed))
+
     calls = [lambda: jax.random.normal(raw, (2,)), lambda: jax.random.key(3),
-             lambda: jax.random.PRNGKey(3)]  # fmt: skip
+             lambda: jax.random.PRNGKey(3), lambda: jax.lax.fori_loop(0, 2, draw, jnp.zeros(2)),
+             lambda: jax.lax.scan(make, 0, numbers)]  # fmt: skip
     contexts = [lambda: jax.legacy_prng_key("error"), lambda: jax.default_prng_impl("rbg"),
                 lambda: jax.enable_custom_prng(True)]  # fmt: skip
     for call in calls:
@@ -404,6 +415,27 @@ def test_states_that_the_context_lacks():
             for _ in range(4):
                 same(call, (), context)
             same(call, ())
+
+
+def names_in(path):
+    """The names that a module of Python has outside of its comments and texts."""
+    with tokenize.open(path) as file:
+        return {token.string for token in tokenize.generate_tokens(file.readline)}
+
+
+def test_who_reads_these_states():
+    """Other functions than those of `jax.random` are replayed without a look at them."""
+    states = {"legacy_prng_key", "enable_custom_prng", "default_prng_impl"}
+    home = Path(jax.__file__).parent
+    found = {
+        path.relative_to(home).parts
+        for folder in ("_src", "numpy", "nn", "lax", "random", "scipy")
+        for path in (home / folder).rglob("*.py")
+        if states & names_in(path)
+    }
+    others = {parts for parts in found if parts[1] not in ("random", "random.py")}
+    assert others <= {("_src", "config.py"), ("_src", "test_util.py")}
+    assert len(found) > len(others) > 0
 
 
 def test_the_same_array_twice():

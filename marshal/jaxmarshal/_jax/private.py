@@ -425,7 +425,8 @@ prng_impls: tuple[Any, ...] = tuple(
 prng_impl_names = frozenset(impl.name for impl in prng_impls)
 random_wrap = lookup_quietly(PRNG, "random_wrap")
 random_unwrap = lookup_quietly(PRNG, "random_unwrap")
-#: The configuration states that functions of `jax.random` depend on and the trace context lacks.
+#: The configuration states that functions of `jax.random` depend on, no others of JAX, and which
+#: the trace context lacks.
 numpy_key_states: tuple[Any, ...] = (legacy_prng_key, enable_custom_prng, default_prng_impl)
 #: Types of parameters that are values: their instances own nothing but plain values, and JAX's own.
 value_tuples: tuple[type, ...] = tuple(

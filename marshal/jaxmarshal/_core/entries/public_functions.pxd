@@ -27,6 +27,7 @@ cdef class Row:
     cdef int skip            # so many calls go to the reference unseen
     cdef str left_with       # the name of an argument with which calls are the reference's; or None
     cdef bint with_functions    # are functions among its arguments, which it traces once?
+    cdef bint with_states    # may it depend on the states of `jax.random`?
     cdef HostData host          # may the first be host data, whose elements it only hands on?
     cdef bint failed            # did the steps of the call that is made fail?
     cdef Number number       # that counts, or None

@@ -17,6 +17,7 @@ HOST_ITSELF: int
 HOST_OR_ITEMS: int
 HOST_AS_OPERAND: int
 
+def is_of_random(function: Any) -> bool: ...
 def make_row(
     entry: str,
     reference: Any,

@@ -437,6 +437,7 @@ cdef object _call_looked_at(
     cdef PyObject* key = NULL
     sources.count = indexed.count = 0
     sources.with_functions = row.with_functions
+    sources.with_states = indexed.with_states = row.with_states
     sources.host = row.host
     sources.converted = indexed.converted = converted
     indexed.with_functions = False
@@ -629,6 +630,11 @@ cdef PyObject* _call_method(
     return (<call_row_function>call_row)(<Row>(<Method>method).inner, args, nargsf, names)
 
 
+def is_of_random(function) -> bool:
+    """Is it one of `jax.random`? These alone read the states which a context lacks."""
+    return str(function.__module__).startswith("jax._src.random")
+
+
 HOST_ITSELF, HOST_OR_ITEMS, HOST_AS_OPERAND = HOST, HOST_ARRAYS, HOST_OPERAND
 
 
@@ -664,6 +670,7 @@ def make_row(
     row.with_functions = with_functions
     row.host = host
     row.with_index, row.with_value, row.late = with_index, with_value, late
+    row.with_states = with_functions or late or is_of_random(reference)
     row.named = named_number(entry, written) if written else 0
     return method
 
@@ -718,7 +725,7 @@ def add_object(str entry, reference, function, Number number, str written, bint 
     row.attributes = all_attributes_of(function)
     row.number = number
     row.named = named_number(entry, written)
-    row.late = late
+    row.late = row.with_states = late
     _rows_of_objects[id(function)] = row
 
 

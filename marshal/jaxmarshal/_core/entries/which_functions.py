@@ -205,8 +205,8 @@ def _found(modules: tuple[tuple[str, list[str]], ...]) -> Iterator[Any]:
 
 
 def _number_of(function: FunctionType) -> public_functions.Number | None:
-    is_random = function.__module__.startswith("jax._src.random")
-    return _NUMBERS.get(function.__name__) if is_random else None
+    is_of_random = public_functions.is_of_random(function)
+    return _NUMBERS.get(function.__name__) if is_of_random else None
 
 
 def functions() -> list[tuple[Any, Any]]:

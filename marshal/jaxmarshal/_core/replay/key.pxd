@@ -16,6 +16,7 @@ cdef enum HostData:
 ctypedef struct Sources:
     bint with_functions    # may functions be arguments, which are known by their identity?
     HostData host          # may an argument be host data, of which it holds dtype and shape?
+    bint with_states       # may what is done for them depend on the states of `jax.random`?
     bint converted         # are some of the arguments arrays that were made of the program's?
     Py_ssize_t count
     PyObject* items[MOST_SOURCES]
@@ -46,6 +47,9 @@ cdef object key_with_rows(
     object function, PyObject** args, Py_ssize_t n, PyObject* names, Sources* sources, list rows
 )
 
-# Something that stands for the values that the states have now on which such functions depend and
-# which the context lacks; always the same object for the same values.
-cdef object states_now()
+# Something that stands for the values that the states of `jax.random` have now, which the context
+# lacks; always the same object for the same values. None for what depends on none of them.
+cdef object states_of(Sources* sources)
+
+# Do these states have the values still that the object stands for?
+cdef bint are_states_now(object states) except -1

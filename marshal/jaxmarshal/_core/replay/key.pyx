@@ -409,7 +409,7 @@ cdef bint has_own_default_impl() except -1:
     return _default_impl.value in _own_impl_names
 
 
-cdef object states_now():
+cdef object _states_now():
     global _last_values, _last_number
     cdef Py_ssize_t i
     cdef bint same = len(_last_values) == len(_states)
@@ -424,3 +424,11 @@ cdef object states_now():
         _last_values, _last_number = values, number
         return number
     return _last_number
+
+
+cdef object states_of(Sources* sources):
+    return _states_now() if sources.with_states else None
+
+
+cdef bint are_states_now(object states) except -1:
+    return states is None or states is _states_now()

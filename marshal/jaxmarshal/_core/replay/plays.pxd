@@ -20,7 +20,7 @@ cdef class Seen:
 
 # One call: what it did, and of what.
 cdef class Play(Kept):
-    cdef object states       # what `states_now` returned
+    cdef object states       # what `states_of` returned
     cdef list sources        # of Seen, or None for host data
     cdef readonly list steps       # of Step
     cdef readonly object result    # its description

@@ -11,7 +11,7 @@ from libc.string cimport memmove, memset
 
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.plans.jit_configuration cimport operation_context
-from jaxmarshal._core.replay.key cimport Sources, states_now
+from jaxmarshal._core.replay.key cimport Sources, are_states_now, states_of
 from jaxmarshal._core.values.array_words cimport array_aval, array_committed, array_sharding
 from jaxmarshal._core.values.forgetting cimport on_forget
 from jaxmarshal._core.values.kinds cimport (
@@ -115,7 +115,7 @@ cdef Seen _see(object source):
 cdef Play play_of(Sources* sources):
     cdef Py_ssize_t i
     cdef Play play = Play()
-    play.states = states_now()
+    play.states = states_of(sources)
     play.sources = [_see(<object>sources.items[i]) for i in range(sources.count)]
     return play
 
@@ -193,7 +193,7 @@ cdef int _put_first(Replay replay, Play play) except -1:
 
 cdef Play find_play(Replay replay, Sources* sources):
     cdef Play play
-    cdef object states = states_now()
+    cdef object states = states_of(sources)
     for play in replay.plays:
         if _fits(play, sources, states, True):
             play.used = True
@@ -245,4 +245,4 @@ def use_fused(bint is_used) -> None:
 def is_current(Context context, states) -> bool:
     """Is the configuration on this thread that in which a replay was recorded?"""
     cdef int reason
-    return operation_context(&reason) is context and states_now() is states
+    return operation_context(&reason) is context and are_states_now(states)

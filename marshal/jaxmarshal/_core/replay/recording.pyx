@@ -11,7 +11,7 @@ from jaxmarshal._core.context.bypassed cimport (
 )
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.replay.key cimport (
-    Sources, has_own_default_impl, numbers_in, states_now
+    Sources, has_own_default_impl, numbers_in, states_of
 )
 from jaxmarshal._core.replay.plays cimport (
     Play, Replay, Seen, has_room, is_play_wanted, keep_play, make_replay, play_of, words_of
@@ -263,7 +263,7 @@ cdef object record(
     if _would_be_heard(sources):
         _wait_longer(replay)
         return None
-    states = states_now()
+    states = states_of(sources)
     tape = start_tape(
         [<object>sources.items[i] for i in range(sources.count)], sources.with_functions, casts
     )
@@ -418,7 +418,7 @@ cdef object record_rows(
     if _would_be_heard(sources):
         _wait_longer(replay)
         return None
-    states = states_now()
+    states = states_of(sources)
     tape = start_tape([<object>sources.items[i] for i in range(sources.count - rows)])
     if tape is None:
         return None
