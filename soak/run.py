@@ -88,7 +88,7 @@ PARTS = [
     ),
     Part(
         "jitted functions, 8 threads, one process forked", 0.2,
-        ["jitted.py", "--seconds", "{seconds}"],
+        ["jitted_walk.py", "--seconds", "{seconds}"],
     ),
     Part("allocations that fail", 0.3, ["faults.py", "--most", "{most}"]),
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Random walks over jitted functions, from many threads, while jaxmarshal comes and goes.
 
-    python soak/jitted.py --seconds 60 --threads 8 [--seed 0]
+    python soak/jitted_walk.py --seconds 60 --threads 8 [--seed 0]
 
 Functions that were jitted before `install()` and afterwards, shared and of one thread alone, are
 called with shapes, dtypes, numbers and static arguments in turns; copied, pickled, cleared and
