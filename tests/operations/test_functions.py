@@ -441,6 +441,9 @@ def test_who_reads_these_states():
     others = {path for path in found if not path.startswith(("_src/random", "random"))}
     assert others <= {"_src/config.py", "_src/test_util.py"}
     assert len(found) > len(others) > 0
+    for name in which_functions._RANDOM:
+        function = getattr(jax.random, name)
+        assert public_functions.is_of_random(function), name
     # Nor do those lead there. Initializers are not replayed.
     homes = ("_src/numpy", "_src/lax", "_src/nn", "numpy", "lax", "nn")
     assert modules_with({"random", "prng"}, *homes) == {"_src/nn/initializers.py"}
