@@ -194,7 +194,7 @@ def _to_check(part: str) -> str:
     low, high = (
         ".".join(map(str, bound)) for bound in (gateway.LOWER_BOUND, gateway.UPPER_BOUND)
     )
-    states = (gateway.jit_key_states, gateway.numpy_key_states)
+    states = (gateway.jit_key_states, gateway.states_of_random)
     items = {
         "names": [f"`{module}`: {n} names" for module, n in sorted(names.items())],
         "fields": [

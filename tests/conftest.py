@@ -65,20 +65,31 @@ ABOUT_PLANS = frozenset((
 #: Modules that take long: one of so many of their tests is in the short run of the whole suite,
 #: others for each JAX. All are in the matrix, with one JAX.
 SAMPLED = {
-    "test_activation": 2, "test_balance": 2, "test_cli": 2, "test_control_flow": 2,
-    "test_eager_objects": 2, "test_eager_replaced": 2, "test_eager_traps": 2,
-    "test_explain_agrees": 2, "test_front_equinox": 2, "test_front_nnx": 3, "test_functions": 2,
-    "test_fusion": 2, "test_host_sources": 6, "test_index": 2, "test_install": 2,
-    "test_jit_arguments": 2, "test_jit_calls": 2, "test_jit_guard": 2, "test_jit_static": 3,
-    "test_meshes": 4, "test_operators": 5, "test_packing": 2, "test_pytest_plugin": 3,
-    "test_run": 3, "test_shown_attributes": 4, "test_signatures": 2, "test_staging": 2,
-    "test_user_code": 3,
+    "test_activation": 4, "test_balance": 2, "test_cli": 3, "test_control_flow": 4,
+    "test_device_get": 3, "test_device_put_lifetime": 2, "test_device_put_options": 3,
+    "test_eager_differential": 2, "test_eager_lifetime": 3, "test_eager_objects": 3,
+    "test_eager_replaced": 3, "test_eager_traps": 3, "test_every_function": 2,
+    "test_execute_traps": 2, "test_explain_agrees": 2, "test_front_equinox": 2,
+    "test_front_nnx": 4, "test_functions": 3, "test_fusion": 3, "test_host_data": 2,
+    "test_host_indices": 5, "test_host_sources": 10, "test_index": 4, "test_install": 3,
+    "test_jit_arguments": 2, "test_jit_calls": 2, "test_jit_guard": 2, "test_jit_in_place": 3,
+    "test_jit_static": 3, "test_late_functions": 3, "test_meshes": 5, "test_operators": 10,
+    "test_packing": 3, "test_packing_chunks": 2, "test_packing_placement": 3,
+    "test_pytest_plugin": 3, "test_reference": 3, "test_run": 5, "test_scalar_reads": 5,
+    "test_shown_attributes": 4, "test_signatures": 3, "test_staging": 3, "test_user_code": 4,
 }  # fmt: skip
 #: With JAX 0.10 everything runs, and with the newest one the whole short suite. These versions run
 #: every third test of other modules, and all of them together: by minor version, which of three.
+#: Of modules that take long they run half of what a short run does.
 THIRDS = {8: 0, 9: 1, 11: 2}
 MINOR = int(version("jax").split(".")[1])
-SHARED = 3 if MINOR in THIRDS else 1
+
+
+def one_of(module: str) -> int:
+    """Of how many tests of a module is one in the short run with this JAX?"""
+    if MINOR in THIRDS:
+        return 2 * SAMPLED[module] if module in SAMPLED else 3
+    return SAMPLED.get(module, 1)
 
 
 @pytest.fixture(scope="session")
@@ -106,9 +117,8 @@ def pytest_collection_modifyitems(config, items):
     met = collections.Counter()
     for item in items:
         module = item.path.stem
-        one_of = SAMPLED.get(module, SHARED)
-        if whole and item.get_closest_marker("slow") is None and one_of > 1:
-            if (met[module] + THIRDS.get(MINOR, MINOR)) % one_of:
+        if whole and item.get_closest_marker("slow") is None and one_of(module) > 1:
+            if (met[module] + THIRDS.get(MINOR, MINOR)) % one_of(module):
                 item.add_marker(pytest.mark.rest)
             met[module] += 1
         about = ABOUT_TRAP.match(item.obj.__doc__ or "")

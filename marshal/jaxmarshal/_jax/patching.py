@@ -354,11 +354,8 @@ def _jax_modules() -> Iterator[ModuleType]:
 def replace(changes: list[Change]) -> None:
     """Put what is new wherever JAX holds what is old."""
     functions = {id(change.old): change.new for change in changes if change.holder is None}
-    for module in _jax_modules() if functions else ():
-        namespace = vars(module)
-        for name, value in list(namespace.items()):
-            if id(value) in functions:
-                namespace[name] = functions[id(value)]
+    if functions:
+        methods.replace_values([vars(module) for module in _jax_modules()], functions)
     primitive = private.device_put_primitive
     if primitive is not None and id(vars(primitive).get("impl")) in functions:
         primitive.impl = functions[id(primitive.impl)]

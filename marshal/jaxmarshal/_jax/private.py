@@ -427,7 +427,7 @@ random_wrap = lookup_quietly(PRNG, "random_wrap")
 random_unwrap = lookup_quietly(PRNG, "random_unwrap")
 #: The configuration states that functions of `jax.random` depend on, no others of JAX, and which
 #: the trace context lacks.
-numpy_key_states: tuple[Any, ...] = (legacy_prng_key, enable_custom_prng, default_prng_impl)
+states_of_random: tuple[Any, ...] = (legacy_prng_key, enable_custom_prng, default_prng_impl)
 #: Types of parameters that are values: their instances own nothing but plain values, and JAX's own.
 value_tuples: tuple[type, ...] = tuple(
     getattr(jax.lax, name) for name in ("GatherDimensionNumbers", "ConvDimensionNumbers")
@@ -652,7 +652,7 @@ HAVE_EAGER: bool = _have(
 HAVE_REPLAY: bool = _have(
     "HAVE_REPLAY", array_getitem, PRNGKeyArray, IndexUpdateRef, custom_jvp, custom_jvp_call,
     custom_jvp_primitive, ufunc, ufunc_call, check_tracer_leaks, convert_primitive,
-    jaxprs_in_params, *array_readers, *numpy_key_states, *function_rules,
+    jaxprs_in_params, *array_readers, *states_of_random, *function_rules,
     flags=("HAVE_EAGER",),
 )
 HAVE_SCALAR_READS: bool = _have(

@@ -396,7 +396,7 @@ cdef object key_with_rows(
 
 # --- States --------------------------------------------------------------------------------------
 
-cdef tuple _states = private.numpy_key_states
+cdef tuple _states = private.states_of_random
 cdef tuple _last_values = ()
 cdef object _last_number = None
 cdef dict _numbers = {}    # values of the states -> their number

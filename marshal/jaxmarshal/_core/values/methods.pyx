@@ -7,9 +7,10 @@ from types import FunctionType
 from typing import Any
 
 from cpython.object cimport PyObject, PyTypeObject
+from libc.string cimport memset
 
 from jaxmarshal._core.values.capi cimport (
-    PyDict_GetItemWithError, PyTuple_GET_ITEM, PyTuple_GET_SIZE
+    PyDict_GetItemWithError, PyDict_Next, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 )
 
 cdef extern from *:
@@ -115,6 +116,35 @@ def set_attribute(holder: Any, name: str, function: Any) -> None:
     setattr(holder, name, function)
     if isinstance(holder, type):
         jm_forget_getitem(<PyTypeObject*>holder)
+
+
+cdef inline size_t _bit_of(size_t address) noexcept:
+    return address >> 4 & 4095
+
+
+def replace_values(list namespaces, dict replacements) -> None:
+    """Put others in place of values in namespaces. `replacements`: by what `id` says of a value.
+
+    Nothing is copied, since few of many thousand values are replaced: most are told by a bit.
+    """
+    cdef uint64_t[64] bits
+    cdef Py_ssize_t place
+    cdef size_t bit
+    cdef PyObject* name = NULL
+    cdef PyObject* value = NULL
+    memset(bits, 0, sizeof(bits))
+    for address in replacements:
+        bit = _bit_of(address)
+        bits[bit >> 6] |= <uint64_t>1 << (bit & 63)
+    for namespace in namespaces:
+        place = 0
+        while PyDict_Next(namespace, &place, &name, &value):
+            bit = _bit_of(<size_t>value)
+            if not bits[bit >> 6] >> (bit & 63) & 1:
+                continue
+            found = replacements.get(<size_t>value)
+            if found is not None:
+                namespace[<object>name] = found    # a name that is there: no place moves
 
 
 # --- Functions that Cython compiled --------------------------------------------------------------
