@@ -5,6 +5,8 @@ All of it is for tests that run with jaxmarshal installed.
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,13 +36,55 @@ def hits(entry):
     return jaxmarshal.stats()[entry]["hits"]
 
 
+#: What plain JAX is to be asked at the end of `together()`: the question, the answer that is to be
+#: the same, and may both be asked once more?
+_later = None
+
+
+def compare(ask, again=False):
+    """Ask with jaxmarshal and with plain JAX.
+
+    `again`: some warnings are given once, while JAX traces, so that both are asked once more.
+    """
+    found = ask()
+    if _later is not None:
+        _later.append((ask, found, again))
+        return
+    with without_jaxmarshal():
+        expected = ask()
+    check(ask, found, expected, again)
+
+
+def check(ask, found, expected, again):
+    if again and found != expected:
+        compare(ask)
+    else:
+        assert found == expected
+
+
+@contextlib.contextmanager
+def together():
+    """Ask plain JAX at the end, everything at once: to install and uninstall takes milliseconds.
+
+    For arguments that nobody changes, and no context but those of the questions.
+    """
+    global _later
+    assert _later is None
+    _later = asked = []
+    try:
+        yield
+    finally:
+        _later = None
+    with without_jaxmarshal():
+        expected = [ask() for ask, _, _ in asked]
+    for (ask, found, again), answer in zip(asked, expected, strict=True):
+        check(ask, found, answer, again)
+
+
 def same(call, *args, context=None, turns=5, **kwargs):
     """Several calls in a row with jaxmarshal, each compared with plain JAX."""
     context = {} if context is None else {"context": context}
-    found = [observe(call, *args, **context, **kwargs) for _ in range(turns)]
-    with without_jaxmarshal():
-        expected = [observe(call, *args, **context, **kwargs) for _ in range(turns)]
-    assert found == expected
+    compare(lambda: [observe(call, *args, **context, **kwargs) for _ in range(turns)])
 
 
 def hit_by(entry, call, *args, **kwargs):

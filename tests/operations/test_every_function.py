@@ -27,6 +27,7 @@ import jax.scipy.stats
 import numpy as np
 import pytest
 from conftest import LAYOUT_OFF
+from eager import together
 from jax._src.lax.lax import _convert_element_type
 from jax.sharding import NamedSharding, PartitionSpec
 from observe import total_hits
@@ -196,6 +197,7 @@ def change(chance, call, name, place, args):
 
 
 @pytest.mark.parametrize(("module", "name"), CHOSEN)
+@together()
 def test_one_thing_changes(module, name):
     def call(*args):
         return getattr(MODULES[module], name)(*args)

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from child import run_code
+from eager import compare, together
 from jax._src.interpreters import pxla
 from observe import observe
 from support import shares_memory, without_jaxmarshal
@@ -134,14 +135,7 @@ def accepted(call, name, enough=all):
 
 def same(call, args, context=contextlib.nullcontext):
     """One call with jaxmarshal and one without, compared."""
-    found = observe(call, *args, context=context)
-    with without_jaxmarshal():
-        expected = observe(call, *args, context=context)
-    if found != expected:    # some warnings are given once, while JAX traces
-        found = observe(call, *args, context=context)
-        with without_jaxmarshal():
-            expected = observe(call, *args, context=context)
-    assert found == expected
+    compare(lambda: observe(call, *args, context=context), again=True)
 
 
 def change_arrays(args, change):
@@ -179,6 +173,7 @@ def find(module, name):
     return lambda *args: getattr(importlib.import_module(module), name)(*args)
 
 
+@together()
 def check(call, name, place):
     """Warm, then other elements, then everything else that may differ."""
     args = arguments(1, name)[place]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from eager import observe, same, without_jaxmarshal
+from eager import observe, same, together, without_jaxmarshal
 from support import JAX, aligned, config_updated
 
 import jaxmarshal
@@ -92,6 +92,7 @@ INDICES = {
 @pytest.mark.errors
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("make", INDICES.values(), ids=INDICES)
+@together()
 def test_every_index(make, call):
     for x in (array(), array((300,), np.int32)):
         same(call, x, make(), turns=4)
@@ -104,10 +105,11 @@ def test_every_dtype(dtype, x64):
     with jax.enable_x64(x64) if JAX >= (0, 9) else (
         jax.experimental.enable_x64 if x64 else jax.experimental.disable_x64
     )():
-        for shape in ((300,), (70000,), (2, 3), (0, 2)):
-            for index in (np.array(numbers, dtype), np.array([0, 1], dtype)):
-                same(getitem, array(shape), index, turns=3)
-                same(setter, array(shape), index, turns=3)
+        with together():
+            for shape in ((300,), (70000,), (2, 3), (0, 2)):
+                for index in (np.array(numbers, dtype), np.array([0, 1], dtype)):
+                    same(getitem, array(shape), index, turns=3)
+                    same(setter, array(shape), index, turns=3)
 
 
 def test_another_batch_each_time():
@@ -157,6 +159,7 @@ UPDATES = ("set", "add", "subtract", "multiply", "divide", "max", "min", "power"
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
+@together()
 def test_every_value(make, update):
     for x in (array() + 1, array(SHAPE, np.int32)):
         for index in (3, np.array([1, 2]), (jnp.int32(2), IN)):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from eager import same
+from eager import same, together
 from observe import observe
 from support import aligned, without_jaxmarshal
 
@@ -69,6 +69,7 @@ DTYPES = [np.float32, np.float64, np.int32, np.int64, np.uint8, np.bool_, np.com
 
 
 @pytest.mark.parametrize("name", CALLS)
+@together()
 def test_other_elements(name):
     """One recording serves all data of a dtype and shape."""
     call = CALLS[name]
@@ -82,6 +83,7 @@ def test_other_elements(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
+@together()
 def test_one_thing_changes(name):
     """Shape, order, byte order, class, flags, and what is no array."""
     call, h = CALLS[name], data(1)
@@ -116,13 +118,15 @@ EXTREME = {
 def test_trap_8_elements_that_numpy_warns_of(name, extreme):
     """Trap 8: the warnings are the reference's, with the same lines, after calls without any."""
     call, odd = CALLS[name], EXTREME[extreme]
-    for _ in range(6):
-        same(call, np.ones_like(odd))
+    with together():
+        for _ in range(6):
+            same(call, np.ones_like(odd))
     for x64 in (False, True, False):
         with jax.enable_x64(x64):
-            for _ in range(5):
-                same(call, odd)
-            same(call, np.ones_like(odd))
+            with together():
+                for _ in range(5):
+                    same(call, odd)
+                same(call, np.ones_like(odd))
     if name.startswith("a"):    # plain JAX ends the process where jaxlib's C++ meets the error
         with np.errstate(all="raise"):
             same(call, odd)
@@ -217,11 +221,12 @@ def test_one_state_changes(name, context):
     """Recorded without it, asked with it, and the other way round."""
     for dtype in (np.float32, np.float64, np.int64):
         h = data(1, dtype=dtype)
-        for _ in range(5):
+        with together():
+            for _ in range(5):
+                same(CALLS[name], h)
+            for _ in range(5):
+                same(CALLS[name], h, context=CONTEXTS[context])
             same(CALLS[name], h)
-        for _ in range(5):
-            same(CALLS[name], h, context=CONTEXTS[context])
-        same(CALLS[name], h)
     with CONTEXTS[context]():
         for _ in range(5):
             with jax.transfer_guard("allow"):

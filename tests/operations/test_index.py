@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from eager import observe, same, without_jaxmarshal
+from eager import observe, same, together, without_jaxmarshal
 from jax._src import dispatch
 from support import JAX
 
@@ -149,6 +149,7 @@ def test_forms_after_another(form):
         all_same(getitem, x, [slice(i + 2, i + 7), (slice(None), slice(i + 1, i + 9))])
 
 
+@together()
 def test_other_forms():
     """What Python does more, or less, for."""
     x = array(DEEP)
@@ -171,6 +172,7 @@ def test_other_forms():
             same(getitem, x, index, turns=3)
 
 
+@together()
 def test_many_lengths():
     """Slices that grow: each length is recorded by itself, and there is an end to that."""
     x = array((400,))
@@ -252,6 +254,7 @@ def test_wrong_calls_of_updates():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@together()
 def test_updates_of_each_dtype(dtype):
     """The same, beside arrays of other dtypes, and numbers that JAX warns of."""
     x, others = array((ROWS,), dtype), [array((ROWS,), other) for other in DTYPES]
@@ -288,6 +291,7 @@ def test_fused(shape):
 
 
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 3)], ids=str)
+@together()
 def test_one_thing_changes(shape):
     """What is no row, no int, or no such array."""
     x = array(shape)
@@ -327,6 +331,7 @@ CONTEXTS = {
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
+@together()
 def test_one_state_changes(context):
     """Recorded without it, asked with it, and the other way round."""
     x = array((ROWS,))

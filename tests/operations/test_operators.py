@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from child import run
+from eager import together
 from jax.sharding import NamedSharding, PartitionSpec
 from test_functions import CONTEXTS, array, hits, same
 
@@ -117,6 +118,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", BINARY)
+@together()
 def test_other_operands(name):
     call = BINARY[name]
     x, y = array(1), array(3)
@@ -143,6 +145,7 @@ def test_other_operands(name):
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.array, np.float32, int])
+@together()
 def test_exponents_decide(kind):
     """A small integer is multiplied out, another one is not: the one is not taken for the other."""
     x = array(1)
@@ -181,8 +184,9 @@ def test_host_data(name, data, dtype):
     """Of operands that are no arrays of JAX's, dtype and shape decide; of exponents, the value."""
     call, x = BINARY[name], array(1, dtype=dtype)
     make, is_fast = HOST_DATA[data]
-    for i in range(6):
-        same(call, (x, make(i)))
+    with together():
+        for i in range(6):
+            same(call, (x, make(i)))
     before = hits()
     edited = make(3)
     for i in range(6):
@@ -195,15 +199,17 @@ def test_host_data(name, data, dtype):
         assert found == 0
     elif name != "xor" and name != "pow":    # floats are no operands of the one
         assert found == 12 if is_fast else found in (0, 12)
-    for other in HOST_DATA:
-        same(call, (x, HOST_DATA[other][0](1)))
-    for context in CONTEXTS.values():
-        same(call, (x, make(1)), context)
-        same(call, (jax.device_put(x, jax.devices()[1]), make(2)), context)
+    with together():
+        for other in HOST_DATA:
+            same(call, (x, HOST_DATA[other][0](1)))
+        for context in CONTEXTS.values():
+            same(call, (x, make(1)), context)
+            same(call, (jax.device_put(x, jax.devices()[1]), make(2)), context)
 
 
 @pytest.mark.parametrize("name", sorted(FAST_WITH_NUMBERS))
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@together()
 def test_numbers_that_change(name, dtype):
     """Numbers that are new are JAX's, of both kinds, and fast when they come a third time.
 
@@ -294,6 +300,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
+@together()
 def test_methods(name):
     for args in METHODS[name]:
         def call(x, args=args):

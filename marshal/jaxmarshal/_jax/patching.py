@@ -344,18 +344,22 @@ def bad_switch() -> str | None:
     return f"JAXMARSHAL={value!r} is neither 'on' nor 'off': it has no effect"
 
 
-def _jax_modules() -> Iterator[ModuleType]:
-    """The modules of JAX that are loaded now."""
-    for name, module in list(sys.modules.items()):
-        if (name == "jax" or name.startswith("jax.")) and isinstance(module, ModuleType):
-            yield module
+def _namespaces_of_jax() -> list[dict[str, Any]]:
+    """The namespaces of the modules of JAX that are loaded now."""
+    return [
+        vars(module)
+        for name, module in list(sys.modules.items())
+        if name.startswith("jax")
+        and name[3:4] in (".", "")
+        and isinstance(module, ModuleType)
+    ]
 
 
 def replace(changes: list[Change]) -> None:
     """Put what is new wherever JAX holds what is old."""
     functions = {id(change.old): change.new for change in changes if change.holder is None}
     if functions:
-        methods.replace_values([vars(module) for module in _jax_modules()], functions)
+        methods.replace_values(_namespaces_of_jax(), functions)
     primitive = private.device_put_primitive
     if primitive is not None and id(vars(primitive).get("impl")) in functions:
         primitive.impl = functions[id(primitive.impl)]
