@@ -104,12 +104,11 @@ def test_every_dtype(dtype, x64):
     numbers = [0, 5, np.iinfo(dtype).max, np.iinfo(dtype).min, np.array(-1).astype(dtype)]
     with jax.enable_x64(x64) if JAX >= (0, 9) else (
         jax.experimental.enable_x64 if x64 else jax.experimental.disable_x64
-    )():
-        with together():
-            for shape in ((300,), (70000,), (2, 3), (0, 2)):
-                for index in (np.array(numbers, dtype), np.array([0, 1], dtype)):
-                    same(getitem, array(shape), index, turns=3)
-                    same(setter, array(shape), index, turns=3)
+    )(), together():
+        for shape in ((300,), (70000,), (2, 3), (0, 2)):
+            for index in (np.array(numbers, dtype), np.array([0, 1], dtype)):
+                same(getitem, array(shape), index, turns=3)
+                same(setter, array(shape), index, turns=3)
 
 
 def test_another_batch_each_time():

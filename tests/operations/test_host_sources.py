@@ -122,11 +122,10 @@ def test_trap_8_elements_that_numpy_warns_of(name, extreme):
         for _ in range(6):
             same(call, np.ones_like(odd))
     for x64 in (False, True, False):
-        with jax.enable_x64(x64):
-            with together():
-                for _ in range(5):
-                    same(call, odd)
-                same(call, np.ones_like(odd))
+        with jax.enable_x64(x64), together():
+            for _ in range(5):
+                same(call, odd)
+            same(call, np.ones_like(odd))
     if name.startswith("a"):    # plain JAX ends the process where jaxlib's C++ meets the error
         with np.errstate(all="raise"):
             same(call, odd)
