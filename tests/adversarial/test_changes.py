@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from changes import NOT_HEARD, all_changes, clearings, edits, replacements
 from entries import ENTRIES
@@ -79,9 +81,14 @@ def test_edits(name):
     check(edits(), [name])
 
 
+#: Each entry meets one of so many replacements, its neighbour others; with
+#: JAXMARSHAL_ALL_STATES=1 all.
+EVERY = 1 if os.environ.get("JAXMARSHAL_ALL_STATES") else 2
+
+
 @pytest.mark.slow
 @pytest.mark.one_version
 @pytest.mark.parametrize("name", ENTRIES)
 def test_replacements(name):
     """An implementation, a handler, or a function on the way is replaced."""
-    check(replacements(), [name])
+    check(replacements()[list(ENTRIES).index(name) % EVERY :: EVERY], [name])

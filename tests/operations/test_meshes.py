@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import LAYOUT_OFF
+from eager import together
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from support import without_jaxmarshal
 from test_functions import STEP, TRIED, accepted, arguments, array, change_arrays, find, same
@@ -64,6 +65,7 @@ PLACES = {
 }
 
 
+@together()
 def check(call, args):
     """Each placement and each mesh, known and not, and all of them again."""
     placed = [change_arrays(args, change) for change in PLACES.values()]
