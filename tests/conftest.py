@@ -111,14 +111,18 @@ ABOUT_TRAP = re.compile(r"Trap (\d+): ")
 def pytest_collection_modifyitems(config, items):
     """Mark what the short run leaves out, and traps; skip what is about plans where none is made.
 
-    Who names a file wants all of it, unless JAXMARSHAL_SAMPLE is set.
+    Who names a file wants all of it. With JAXMARSHAL_SAMPLE the run is short all the same, and a
+    third of the slow tests are in it.
     """
-    whole = "JAXMARSHAL_SAMPLE" in os.environ or all(map(os.path.isdir, config.args))
+    sampled = "JAXMARSHAL_SAMPLE" in os.environ
+    whole = sampled or all(map(os.path.isdir, config.args))
     met = collections.Counter()
     for item in items:
         module = item.path.stem
-        if whole and item.get_closest_marker("slow") is None and one_of(module) > 1:
-            if (met[module] + THIRDS.get(MINOR, MINOR)) % one_of(module):
+        slow = item.get_closest_marker("slow") is not None
+        every = one_of(module) if not slow else 3 if sampled else 1
+        if whole and every > 1:
+            if (met[module] + THIRDS.get(MINOR, MINOR)) % every:
                 item.add_marker(pytest.mark.rest)
             met[module] += 1
         about = ABOUT_TRAP.match(item.obj.__doc__ or "")
