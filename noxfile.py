@@ -11,7 +11,8 @@ Environment:
     JAXMARSHAL_TEST_PROFILE_ON  where that profile holds: first (default), the first pair whose
                                 interpreter is found; all; or a Python version, such as 3.12.
     JAXMARSHAL_QUICK_TESTED     Python and JAX with which `make test` has passed already, such as
-                                "3.11 0.10.2": what it runs is left out there.
+                                "3.11 0.10.2": what it runs is left out there, and so is half of
+                                what it leaves out of long modules.
 
 Slow tests, and all tests of long modules (conftest.py names them), run with JAX 0.10; with others,
 what `make test` runs: 0.12 all of it, 0.8, 0.9 and 0.11 a third of the tests each. What starts
@@ -108,7 +109,7 @@ def chosen_for(python, jax):
     """pytest's arguments for what runs with a pair."""
     if python == FIRST and jax not in OLDER:
         done = os.environ.get("JAXMARSHAL_QUICK_TESTED") == f"{python} {jax}"
-        return ["-m", "slow or rest"] if done else []
+        return ["-m", "(slow or rest) and not seldom"] if done else []
     return ["-m", SHORT if python == LAST else f"{SHORT} and not commands"]
 
 

@@ -80,16 +80,17 @@ SAMPLED = {
 }  # fmt: skip
 #: With JAX 0.10 everything runs, and with the newest one the whole short suite. These versions run
 #: every third test of other modules, and all of them together: by minor version, which of three.
-#: Of modules that take long they run half of what a short run does.
+#: Of modules that take long they run half of what a short run does, and so does JAXMARSHAL_SAMPLE.
 THIRDS = {8: 0, 9: 1, 11: 2}
 MINOR = int(version("jax").split(".")[1])
+SAMPLE = "JAXMARSHAL_SAMPLE" in os.environ
 
 
 def one_of(module: str) -> int:
     """Of how many tests of a module is one in the short run with this JAX?"""
-    if MINOR in THIRDS:
-        return 2 * SAMPLED[module] if module in SAMPLED else 3
-    return SAMPLED.get(module, 1)
+    if module in SAMPLED:
+        return 2 * SAMPLED[module] if MINOR in THIRDS or SAMPLE else SAMPLED[module]
+    return 3 if MINOR in THIRDS else 1
 
 
 @pytest.fixture(scope="session")
@@ -114,16 +115,18 @@ def pytest_collection_modifyitems(config, items):
     Who names a file wants all of it. With JAXMARSHAL_SAMPLE the run is short all the same, and a
     third of the slow tests are in it.
     """
-    sampled = "JAXMARSHAL_SAMPLE" in os.environ
-    whole = sampled or all(map(os.path.isdir, config.args))
+    whole = SAMPLE or all(map(os.path.isdir, config.args))
     met = collections.Counter()
     for item in items:
         module = item.path.stem
         slow = item.get_closest_marker("slow") is not None
-        every = one_of(module) if not slow else 3 if sampled else 1
+        every = one_of(module) if not slow else 3 if SAMPLE else 1
         if whole and every > 1:
-            if (met[module] + THIRDS.get(MINOR, MINOR)) % every:
+            place = (met[module] + THIRDS.get(MINOR, MINOR)) % every
+            if place:
                 item.add_marker(pytest.mark.rest)
+            if place > 1 and place % 2 == 0:
+                item.add_marker(pytest.mark.seldom)
             met[module] += 1
         about = ABOUT_TRAP.match(item.obj.__doc__ or "")
         if about:
