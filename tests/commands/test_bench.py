@@ -18,7 +18,7 @@ from conftest import LAYOUT_OFF
 from support import REPOSITORY
 
 from jaxmarshal import commands, fronts
-from jaxmarshal.benchmarks import measure, never_slower, page, results, suite
+from jaxmarshal.benchmarks import apart, measure, never_slower, page, results, suite
 from jaxmarshal.benchmarks.case import Case, Sides
 from jaxmarshal.fronts import filtered
 
@@ -74,6 +74,26 @@ def test_case_that_misses_fails():
     for case, other in ((hitting, refused), (refused, hitting)):
         with pytest.raises(measure.WrongPath):
             measure.check_path(case, other.build())
+
+
+def test_a_process_for_each_case_where_classes_wear_out(monkeypatch):
+    monkeypatch.setattr(apart, "VERSIONS_END", True)
+    # measured elsewhere: nothing here may toggle the classes of this process
+    monkeypatch.setattr(measure, "measure", lambda *_: pytest.fail("measured in this process"))
+    [(group, case)] = suite.select(["survey"], name="x + y")
+    row = apart.measure_apart(group, case, 0.01)
+    assert (row["group"], row["case"]) == ("survey", "x + y")
+    assert row["jaxmarshal"] > 0
+
+
+def test_what_cannot_be_measured_elsewhere_is_named_here(monkeypatch):
+    monkeypatch.setattr(apart, "VERSIONS_END", True)
+    [(group, case)] = [
+        (group, case) for group, case in suite.select(["meshes"]) if case.devices > 1
+    ][:1]
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
+    with pytest.raises(measure.NotHere, match="devices"):
+        apart.measure_apart(group, case, 0.01)
 
 
 def test_groups_are_those_of_the_command():

@@ -104,7 +104,7 @@ def _measure(chosen: list[tuple[str, Any]], seconds: float) -> tuple[list[dict[s
     """Rows of every case that could be measured, and how many took the wrong path."""
     from rich.console import Console
 
-    from jaxmarshal.benchmarks import measure
+    from jaxmarshal.benchmarks import apart, measure
 
     rows = []
     wrong = 0
@@ -113,7 +113,7 @@ def _measure(chosen: list[tuple[str, Any]], seconds: float) -> tuple[list[dict[s
         for group, case in chosen:
             show(f"{group}: {case.name}", 0)
             try:
-                rows.append(measure.measure(group, case, seconds))
+                rows.append(apart.measure_apart(group, case, seconds))
             except measure.NotHere as error:
                 console.print(f"skipped {group}: {case.name}: {error}")
             except measure.WrongPath as error:
