@@ -60,6 +60,13 @@ static inline uint64_t jm_dict_version(PyObject *dict) {
 }
 #endif
 
+/* What is known of changes to the dicts that are watched. */
+typedef struct {
+    uint64_t changes; /* how many were announced, and one */
+    PyObject *last;   /* the dict that was last announced to change, borrowed, or NULL */
+    uint64_t version; /* its version then */
+} jm_watched_dicts;
+
 /* The same of the dict of an ordinary object; 0 says nothing. */
 static inline uint64_t jm_object_dict_version(PyObject *dict) {
 #if PY_VERSION_HEX < 0x030D0000

@@ -6,6 +6,8 @@ Each case warms a cache, replaces one thing, and compares with plain JAX; then i
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import importlib
 import inspect
 import sys
@@ -442,6 +444,44 @@ def test_trap_15_bind_in_a_class():
     for i in range(4):
         assert np.array_equal(primitive.bind(jnp.asarray(X)), X + 1)
         assert len(bound) == i + 1
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python tells of no change")
+def test_trap_15_a_call_while_a_change_is_announced():
+    """Trap 15: Python tells of a change before it is made, to others after jaxmarshal."""
+    x = jnp.asarray(X)
+    heard = []
+
+    def call():
+        return lax.neg(x)
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, *3 * [ctypes.c_void_p])
+    def between(event, mapping, key, value):
+        heard.append(call())
+        return 0
+
+    for _ in range(4):
+        call()
+    python = ctypes.pythonapi
+    [class_dict] = [it for it in gc.get_referents(core.EvalTrace) if type(it) is dict][:1]
+    watcher = python.PyDict_AddWatcher(between)
+    assert watcher >= 0
+    assert python.PyDict_Watch(watcher, ctypes.py_object(class_dict)) == 0
+    try:
+        core.EvalTrace.noted = True    # nothing that counts: all is compared once more
+        del core.EvalTrace.noted
+        call()
+        for answer in (3, 4):
+            with mock.patch.object(core.EvalTrace, "process_primitive", lambda *args: answer):
+                assert call() == answer
+            assert np.array_equal(call(), -X)
+    finally:
+        python.PyDict_Unwatch(watcher, ctypes.py_object(class_dict))
+        python.PyDict_ClearWatcher(watcher)
+    assert len(heard) == 6
+    before = hits("functions")
+    call()
+    assert hits("functions") == before + 1
 
 
 def test_rules_are_not_changed_by_jax():

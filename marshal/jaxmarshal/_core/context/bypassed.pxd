@@ -2,8 +2,9 @@
 
 A recorded call skips functions, methods and tables of JAX. Programs and tests replace those
 (`mock.patch` does). So the dicts they are found in are watched: modules, classes and tables that
-JAX looks things up in. A dict's version is one word, compared in every call; when it has changed,
-the values are compared with those at import. What jaxmarshal itself puts there is no change.
+JAX looks things up in. A dict's version is one word; when it has changed, the values are compared
+with those at import. What jaxmarshal itself puts there is no change. The versions are compared in
+every call, or, from Python 3.12 on, in the first one after Python told of a change to any of them.
 """
 
 from libc.stdint cimport uint64_t
@@ -13,11 +14,17 @@ from cpython.object cimport PyObject
 cdef extern from "jaxmarshal/compat.h":
     uint64_t jm_dict_version(PyObject* dictionary) noexcept
     uint64_t jm_object_dict_version(PyObject* dictionary) noexcept
+    ctypedef struct WatchedDicts "jm_watched_dicts":
+        uint64_t changes
+
+# Changes to dicts of all rules together.
+cdef WatchedDicts watched_dicts
 
 cdef class Rules:
     cdef Py_ssize_t count
     cdef PyObject** dicts        # owned
     cdef uint64_t* versions      # as they were when the dict was looked at the last time
+    cdef uint64_t changes        # how many were known when no version had changed; 0: look at them
     cdef list watched            # of each dict what it held at import, and what may be added to it
     cdef set changed             # numbers of the dicts that hold something else
     cdef dict own                # the attributes of the one evaluating trace itself
@@ -26,12 +33,17 @@ cdef class Rules:
 # Compare the values of all dicts whose version changed. Are all what they were at import?
 cdef bint look_again(Rules rules) noexcept
 
+# All versions are what they were: need they be compared again before a change is told of?
+cdef void trust_watcher(Rules rules) noexcept
+
 # Is all that these rules watch what it was at import? Needs the GIL; cannot fail.
 cdef inline bint is_untouched(Rules rules) noexcept:
     cdef Py_ssize_t i
-    for i in range(rules.count):
-        if rules.versions[i] != jm_dict_version(rules.dicts[i]):
-            return look_again(rules) and len(rules.own) == rules.own_count
+    if rules.changes != watched_dicts.changes:
+        for i in range(rules.count):
+            if rules.versions[i] != jm_dict_version(rules.dicts[i]):
+                return look_again(rules) and len(rules.own) == rules.own_count
+        trust_watcher(rules)
     return not rules.changed and len(rules.own) == rules.own_count
 
 # What `Primitive.bind` goes through outside a trace, apart from the primitive itself.

@@ -17,7 +17,16 @@ from jaxmarshal._jax import private
 cdef extern from "jaxmarshal/compat.h":
     PyObject* jm_class_dict(PyTypeObject* cls) noexcept
 
+cdef extern from "jaxmarshal/dict_watcher.h":
+    int jm_start_watching(WatchedDicts* watched) noexcept
+    int jm_watch_dict(int watcher, PyObject* dictionary) except -1
+    bint jm_last_change_is_made(const WatchedDicts* watched) noexcept
+
 cdef dict _substitutes = {}    # id of a function of the reference -> all that jaxmarshal puts there
+
+
+watched_dicts.changes = 1
+cdef int _watcher = jm_start_watching(&watched_dicts)
 
 
 # --- Modules, classes and tables -----------------------------------------------------------------
@@ -54,10 +63,13 @@ cdef dict _dict_of(object place):
 
 cdef int _watch_more(Rules rules, list places) except -1:
     cdef Py_ssize_t room = rules.count + len(places) + 1
+    rules.changes = 0
     rules.dicts = <PyObject**>_grown(rules.dicts, room * sizeof(PyObject*))
     rules.versions = <uint64_t*>_grown(rules.versions, room * sizeof(uint64_t))
     for place in places:
         mapping = _dict_of(place)
+        if _watcher >= 0:
+            jm_watch_dict(_watcher, <PyObject*>mapping)
         Py_INCREF(mapping)
         rules.dicts[rules.count] = <PyObject*>mapping
         rules.versions[rules.count] = jm_dict_version(<PyObject*>mapping)
@@ -117,6 +129,12 @@ cdef bint look_again(Rules rules) noexcept:
     except Exception:
         return False    # looked at again the next time
     return not rules.changed
+
+
+cdef void trust_watcher(Rules rules) noexcept:
+    # A change is announced before it is made, and other watchers may run code in between.
+    if _watcher >= 0 and jm_last_change_is_made(&watched_dicts):
+        rules.changes = watched_dicts.changes
 
 
 def put_in_place_of(original, substitute):
