@@ -152,7 +152,6 @@ def test_they_are_fast(context, place, least):
     assert sum(row.calls for row in rows) >= len(fast)
 
 
-@pytest.mark.skipif(LAYOUT_OFF, reason="no plan is made without object layout")
 def test_manual_axes():
     """Trap 4: there JAX casts arrays before it does anything, so it does every operation."""
     mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(AxisType.Manual,))
@@ -164,7 +163,8 @@ def test_manual_axes():
         jax.lax.neg(x)
     found = jaxmarshal.stats()["bind"]
     assert found["hits"] == 0
-    assert found["misses_by_reason"]["context"] == 1
+    if not LAYOUT_OFF:    # no plan is made there at all
+        assert found["misses_by_reason"]["context"] == 1
 
 
 def test_numbers_that_change_beside_spread_arrays():
