@@ -65,6 +65,7 @@ typedef struct {
     uint64_t changes; /* how many were announced, and one */
     PyObject *last;   /* the dict that was last announced to change, borrowed, or NULL */
     uint64_t version; /* its version then */
+    int is_lost;      /* was another one announced before that change was made? */
 } jm_watched_dicts;
 
 /* The same of the dict of an ordinary object; 0 says nothing. */

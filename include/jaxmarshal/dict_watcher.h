@@ -4,6 +4,16 @@
 
 #include "jaxmarshal/compat.h"
 
+/* Has the change been made that was announced last? */
+static inline int jm_last_change_is_made(const jm_watched_dicts *watched) {
+    return watched->last == NULL || watched->version != jm_dict_version(watched->last);
+}
+
+/* Have all changes been made that were announced, as far as one can tell? */
+static inline int jm_changes_are_made(const jm_watched_dicts *watched) {
+    return !watched->is_lost && jm_last_change_is_made(watched);
+}
+
 /* Python 3.12 and later tell of each change to a watched dict, just before it is made. */
 #if PY_VERSION_HEX >= 0x030C0000 && JM_HAVE_DICT_VERSIONS
 static jm_watched_dicts *jm_told_of_changes;
@@ -15,6 +25,7 @@ static int jm_note_change(
     (void)key;
     (void)value;
     jm_told_of_changes->changes++;
+    if (!jm_last_change_is_made(jm_told_of_changes)) jm_told_of_changes->is_lost = 1;
     if (!gone || jm_told_of_changes->last == dict) {
         jm_told_of_changes->last = gone ? NULL : dict;
         jm_told_of_changes->version = jm_dict_version(dict);
@@ -44,10 +55,5 @@ static inline int jm_watch_dict(int watcher, PyObject *dict) {
     return 0;
 }
 #endif
-
-/* Has the change been made that was announced last? */
-static inline int jm_last_change_is_made(const jm_watched_dicts *watched) {
-    return watched->last == NULL || watched->version != jm_dict_version(watched->last);
-}
 
 #endif

@@ -6,8 +6,6 @@ Each case warms a cache, replaces one thing, and compares with plain JAX; then i
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import importlib
 import inspect
 import sys
@@ -19,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from child import run_code
 from eager import X, hits
 from jax import lax
 from jax._src import api, core, dispatch, dtypes
@@ -446,42 +445,59 @@ def test_trap_15_bind_in_a_class():
         assert len(bound) == i + 1
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python tells of no change")
-def test_trap_15_a_call_while_a_change_is_announced():
-    """Trap 15: Python tells of a change before it is made, to others after jaxmarshal."""
-    x = jnp.asarray(X)
-    heard = []
+#: Calls between the announcement of a change and the change.
+ANNOUNCED = """
+import ctypes, gc
+from unittest import mock
 
-    def call():
-        return lax.neg(x)
+import jax.numpy as jnp
+from jax import lax
+from jax._src import core
 
-    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, *3 * [ctypes.c_void_p])
-    def between(event, mapping, key, value):
-        heard.append(call())
-        return 0
+import jaxmarshal
 
-    for _ in range(4):
-        call()
-    python = ctypes.pythonapi
-    [class_dict] = [it for it in gc.get_referents(core.EvalTrace) if type(it) is dict][:1]
-    watcher = python.PyDict_AddWatcher(between)
-    assert watcher >= 0
-    assert python.PyDict_Watch(watcher, ctypes.py_object(class_dict)) == 0
-    try:
-        core.EvalTrace.noted = True    # nothing that counts: all is compared once more
-        del core.EvalTrace.noted
-        call()
-        for answer in (3, 4):
-            with mock.patch.object(core.EvalTrace, "process_primitive", lambda *args: answer):
-                assert call() == answer
-            assert np.array_equal(call(), -X)
-    finally:
-        python.PyDict_Unwatch(watcher, ctypes.py_object(class_dict))
-        python.PyDict_ClearWatcher(watcher)
-    assert len(heard) == 6
-    before = hits("functions")
+jaxmarshal.install()
+x = jnp.arange(4.)
+heard = []
+
+def call():
+    return lax.neg(x)
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, *3 * [ctypes.c_void_p])
+def between(event, mapping, key, value):
+    if nested:
+        core.Primitive.noted = len(heard)    # another change, which is made at once
+        call()                               # and looked at
+    heard.append(call())
+    return 0
+
+for _ in range(4):
     call()
-    assert hits("functions") == before + 1
+python = ctypes.pythonapi
+[class_dict, *_] = [it for it in gc.get_referents(core.EvalTrace) if type(it) is dict]
+watcher = python.PyDict_AddWatcher(between)
+assert watcher >= 0
+assert python.PyDict_Watch(watcher, ctypes.py_object(class_dict)) == 0
+core.EvalTrace.noted = True    # nothing that counts: all is compared once more
+del core.EvalTrace.noted
+call()
+for answer in (3, 4):
+    with mock.patch.object(core.EvalTrace, "process_primitive", lambda *args: answer):
+        assert type(call()) is int
+        assert call() == answer
+    assert call().tolist() == [-0.0, -1.0, -2.0, -3.0]
+assert len(heard) == 6
+before = jaxmarshal.stats()["functions"]["hits"]
+call()
+assert jaxmarshal.stats()["functions"]["hits"] == before + 1
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python tells of no change")
+@pytest.mark.parametrize("nested", [False, True])
+def test_trap_15_a_call_while_a_change_is_announced(nested):
+    """Trap 15: Python tells of a change before it is made, to others after jaxmarshal."""
+    run_code(f"nested = {nested}\n{ANNOUNCED}")
 
 
 def test_rules_are_not_changed_by_jax():

@@ -20,7 +20,7 @@ cdef extern from "jaxmarshal/compat.h":
 cdef extern from "jaxmarshal/dict_watcher.h":
     int jm_start_watching(WatchedDicts* watched) noexcept
     int jm_watch_dict(int watcher, PyObject* dictionary) except -1
-    bint jm_last_change_is_made(const WatchedDicts* watched) noexcept
+    bint jm_changes_are_made(const WatchedDicts* watched) noexcept
 
 cdef dict _substitutes = {}    # id of a function of the reference -> all that jaxmarshal puts there
 
@@ -132,8 +132,9 @@ cdef bint look_again(Rules rules) noexcept:
 
 
 cdef void trust_watcher(Rules rules) noexcept:
-    # A change is announced before it is made, and other watchers may run code in between.
-    if _watcher >= 0 and jm_last_change_is_made(&watched_dicts):
+    # A change is announced before it is made, and other watchers may run code in between. If that
+    # makes another change, the versions are compared in every call from then on.
+    if _watcher >= 0 and jm_changes_are_made(&watched_dicts):
         rules.changes = watched_dicts.changes
 
 
