@@ -88,9 +88,7 @@ def test_a_process_for_each_case_where_classes_wear_out(monkeypatch):
 
 def test_what_cannot_be_measured_elsewhere_is_named_here(monkeypatch):
     monkeypatch.setattr(apart, "VERSIONS_END", True)
-    [(group, case)] = [
-        (group, case) for group, case in suite.select(["meshes"]) if case.devices > 1
-    ][:1]
+    group, case = next(chosen for chosen in suite.select(["meshes"]) if chosen[1].devices > 1)
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
     with pytest.raises(measure.NotHere, match="devices"):
         apart.measure_apart(group, case, 0.01)
