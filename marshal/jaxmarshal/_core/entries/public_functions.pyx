@@ -12,7 +12,7 @@ from types import MethodType
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from jaxmarshal._core.context.bypassed cimport (
     all_attributes_of, attributes_of, function_rules, has_attributes, is_untouched, late_rules,
@@ -62,10 +62,11 @@ from jaxmarshal._jax import private
 cdef enum:
     MANY_MISSES = 64       # in a row; then most calls of the function are left to the reference
     LEAST_SKIPPED = 4      # before the next one that is looked at; at most seven more
-    ENDLESS_MISSES = 1024  # in a row; then so many times as many are skipped:
-    MORE_SKIPPED = 8
+    MORE_MISSES = 256      # in a row; then twice as many are skipped, and again after twice as many
+    MOST_DOUBLED = 3       # times
     MOST_NUMBERS = 8       # that are told from numbers which come in for the first time
     MOST_CONVERTED = 8     # arguments of a call with a number that is converted
+    LAST_OBJECTS = 64
 
 cdef long long MOST_NUMBER = <long long>1 << 31    # of those that are converted
 
@@ -310,6 +311,7 @@ cdef object _replayed_rows(
 
 cdef void _count_missed(Row row) noexcept:
     """Count a miss, unless that is only a question."""
+    cdef int doubled
     if is_asked():
         return
     row.missed += 1
@@ -317,8 +319,9 @@ cdef void _count_missed(Row row) noexcept:
         # Now more and now fewer: a loop may make a call of one kind every so many.
         row.turn = row.turn * 1103515245 + 12345
         row.skip = LEAST_SKIPPED + (row.turn >> 16) % 8
-        if row.missed > ENDLESS_MISSES:
-            row.skip *= MORE_SKIPPED
+        for doubled in range(MOST_DOUBLED):
+            if row.missed > MORE_MISSES << doubled:
+                row.skip *= 2
 
 
 cdef Replay _replay_for(Context context, object key):
@@ -688,17 +691,32 @@ on_forget(_forget)
 
 # --- Functions that are objects of a class -------------------------------------------------------
 
-cdef dict _rows_of_objects = {}    # id of such a function -> its Row; they live as long as JAX
+cdef dict _rows_of_objects = {}    # id of such a function -> its Row, which keeps it alive
+# The ones that were looked up last, borrowed; NULL for those of other objects, which may be gone.
+# The dict needs an int for each call.
+cdef PyObject* _objects[LAST_OBJECTS]
+cdef PyObject* _rows_of_last[LAST_OBJECTS]
+
+
+cdef inline PyObject* _row_of_object(PyObject* function) except? NULL:
+    """The row of a function, borrowed; NULL if there is none."""
+    cdef size_t address = <size_t>function, place = (address >> 4 ^ address >> 10) % LAST_OBJECTS
+    if _objects[place] == function:
+        return _rows_of_last[place]
+    row = _rows_of_objects.get(address)
+    _objects[place] = function
+    _rows_of_last[place] = NULL if row is None else <PyObject*>row
+    return _rows_of_last[place]
 
 
 cdef PyObject* _call_object(
     PyObject* method, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
     """`cls.__call__(self, *args, **kwargs)`."""
-    cdef object row = None
+    cdef PyObject* row = NULL
     if PyVectorcall_NARGS(nargsf):
-        row = _rows_of_objects.get(<size_t>args[0])
-    if row is None:
+        row = _row_of_object(args[0])
+    if row == NULL:
         return PyObject_Vectorcall(<PyObject*>(<Method>method).reference, args, nargsf, names)
     return (<call_row_function>call_row)(<Row>row, args + 1, PyVectorcall_NARGS(nargsf) - 1, names)
 
@@ -727,6 +745,7 @@ def add_object(str entry, reference, function, Number number, str written, bint 
     row.named = named_number(entry, written)
     row.late = row.with_states = late
     _rows_of_objects[id(function)] = row
+    memset(_objects, 0, sizeof(_objects))    # it may have had another
 
 
 def method_calling(function):
