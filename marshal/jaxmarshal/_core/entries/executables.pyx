@@ -104,13 +104,12 @@ cdef int _fill_flat(PyObject** args, Py_ssize_t n, jm_table* table) except -1:
 
 
 cdef Plan _make_flat_plan(
-    object owner, PyObject** args, Py_ssize_t n, Context context, jm_table* table, int* reason
+    object owner, Call* call, Context context, jm_table* table, int* reason
 ):
-    """A plan for these arguments, or None with a reason."""
+    """A plan for an executable and these arguments, or None with a reason."""
     cdef Plan plan
-    cdef Call call
     try:
-        reason[0] = _fill_flat(args, n, table)
+        reason[0] = _fill_flat(call.args, call.n, table)
         if reason[0]:
             return None
         executable = owner
@@ -118,86 +117,12 @@ cdef Plan _make_flat_plan(
             executable = executable.unsafe_call
         plan = make_plan(context, table, executable, None, reason)
         if plan is not None:
-            plan.positional = n
-            describe_arguments(&call, args, n, NULL)
-            plan.signature = signature_of(&call, None, context)
+            plan.positional = call.n
+            plan.signature = signature_of(call, None, context)
         return plan
     except Exception:
         reason[0] = EXECUTABLE
         return None
-
-
-cdef PyObject* call_flat(
-    PyObject** args, Py_ssize_t n, int entry, PyObject* reference
-) except? NULL:
-    cdef jm_table table
-    cdef Call call
-    cdef Plan plan
-    cdef PyObject* results
-    cdef int reason = HIT, refused
-    cdef Plans plans = plans_of(<object>args[0])
-    cdef Context context
-    if plans is None and compiling:
-        reason = NOT_RECORDED
-    elif not is_untouched(placement_rules):
-        reason = REPLACED
-    else:
-        context = context_for_execution(plans, &reason)
-    if reason:
-        count_miss(entry, reason)
-        return perform(reference, args, n, NULL)
-    if plans is not None:
-        describe_arguments(&call, args + 1, n - 1, NULL)
-        call.flat = True
-        call.entry = entry
-        results = try_plans(plans, None, context, &call, &reason)
-        if results != NULL:
-            count_hit(entry)
-            return results
-    else:
-        reason = NOT_RECORDED
-    jm_table_init(&table, &counters)
-    try:
-        plan = _make_flat_plan(<object>args[0], args + 1, n - 1, context, &table, &refused)
-        count_miss(entry, reason_of_miss(plan, refused, reason))
-        results = perform(reference, args, n, NULL)
-        if results != NULL:
-            _keep(args[0], plan, refused, &table)
-        return results
-    finally:
-        jm_table_free(&table)
-
-
-cdef PyObject* _call_method_flat(
-    PyObject** args, size_t nargsf, PyObject* names, int entry, PyObject* reference
-) except? NULL:
-    """Call a method that takes flat arguments by position, the object itself first."""
-    cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf)
-    if n == 0 or names != NULL:    # an error
-        return PyObject_Vectorcall(reference, args, nargsf, names)
-    return call_flat(args, n, entry, reference)
-
-
-cdef PyObject* _mesh_executable(
-    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
-) except? NULL:
-    """`MeshExecutable.call`: flat arguments, checked against the executable's avals."""
-    return _call_method_flat(args, nargsf, names, _mesh_entry, <PyObject*>_mesh_executable_call)
-
-
-cdef PyObject* _execute_replicated(
-    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
-) except? NULL:
-    """`ExecuteReplicated.__call__`, also known as `unsafe_call`: flat arguments."""
-    return _call_method_flat(
-        args, nargsf, names, _replicated_entry, <PyObject*>_execute_replicated_call
-    )
-
-
-mesh_executable_call = make_method(<vectorcallfunc>_mesh_executable, _mesh_executable_call)
-execute_replicated_call = make_method(
-    <vectorcallfunc>_execute_replicated, _execute_replicated_call
-)
 
 
 # --- Results -------------------------------------------------------------------------------------
@@ -216,7 +141,7 @@ def results_handler_call(self, out_bufs):
     return [handler(buffers) for handler, buffers in zip(handlers, out_bufs)]
 
 
-# --- Trees: Compiled.__call__ --------------------------------------------------------------------
+# --- Trees ---------------------------------------------------------------------------------------
 
 cdef object _cpp_call_of(object compiled):
     """What the reference's `__call__` calls: a function of jaxlib, made now if there is none."""
@@ -292,49 +217,111 @@ cdef Entry* _counts(object compiled, Plans plans) except NULL:
     return plans.counts
 
 
+# --- Calls ---------------------------------------------------------------------------------------
+
+cdef inline int _count_miss(PyObject* owner, Plans plans, int entry, bint flat, int reason) except -1:
+    if flat:
+        return count_miss(entry, reason)
+    return count_miss_of(entry, _counts(<object>owner, plans), reason)
+
+
+cdef int _why_not_flat(Plans plans) except -1:
+    """Why a flat call is only for the reference, which performs it in Python; or HIT."""
+    if plans is None and compiling:
+        return NOT_RECORDED
+    return HIT if is_untouched(placement_rules) else REPLACED
+
+
+cdef inline PyObject* _call(
+    PyObject** args, Py_ssize_t n, PyObject* names, int entry, PyObject* reference, bint flat
+) except? NULL:
+    """Call the first of these with the others, which are flat or any pytrees."""
+    cdef jm_table table
+    cdef Call call
+    cdef Plan plan
+    cdef Context context = None
+    cdef PyObject* results
+    cdef PyObject* owner = args[0]
+    cdef Plans plans = plans_of(<object>owner)
+    cdef int refused, reason = _why_not_flat(plans) if flat else <int>HIT
+    if reason == HIT:
+        context = context_for_execution(plans, &reason)
+    if reason:
+        _count_miss(owner, plans, entry, flat, reason)
+        return perform(reference, args, n, names)
+    describe_arguments(&call, args + 1, n - 1, names, running_context)
+    call.flat = flat
+    call.entry = entry
+    reason = NOT_RECORDED
+    if plans is not None:
+        results = try_plans(plans, None, context, &call, &reason)
+        if results != NULL:
+            if flat:
+                count_hit(entry)
+            else:
+                count_hit_of(entry, plans.counts)
+            return results
+    jm_table_init(&table, &counters)
+    try:
+        if flat:
+            plan = _make_flat_plan(<object>owner, &call, context, &table, &refused)
+        else:
+            plan = _make_tree_plan(<object>owner, &call, context, &table, &refused)
+        _count_miss(owner, plans, entry, flat, reason_of_miss(plan, refused, reason))
+        results = perform(reference, args, n, names)
+        if results != NULL:
+            _keep(owner, plan, refused, &table)
+        return results
+    finally:
+        jm_table_free(&table)
+
+
+cdef PyObject* call_flat(
+    PyObject** args, Py_ssize_t n, int entry, PyObject* reference
+) except? NULL:
+    return _call(args, n, NULL, entry, reference, True)
+
+
+cdef PyObject* _call_method_flat(
+    PyObject** args, size_t nargsf, PyObject* names, int entry, PyObject* reference
+) except? NULL:
+    """Call a method that takes flat arguments by position, the object itself first."""
+    cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf)
+    if n == 0 or names != NULL:    # an error
+        return PyObject_Vectorcall(reference, args, nargsf, names)
+    return call_flat(args, n, entry, reference)
+
+
+cdef PyObject* _mesh_executable(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    """`MeshExecutable.call`: flat arguments, checked against the executable's avals."""
+    return _call_method_flat(args, nargsf, names, _mesh_entry, <PyObject*>_mesh_executable_call)
+
+
+cdef PyObject* _execute_replicated(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
+    """`ExecuteReplicated.__call__`, also known as `unsafe_call`: flat arguments."""
+    return _call_method_flat(
+        args, nargsf, names, _replicated_entry, <PyObject*>_execute_replicated_call
+    )
+
+
+mesh_executable_call = make_method(<vectorcallfunc>_mesh_executable, _mesh_executable_call)
+execute_replicated_call = make_method(
+    <vectorcallfunc>_execute_replicated, _execute_replicated_call
+)
+
+
 cdef PyObject* _compiled(
     PyObject* method, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
     """`jax.stages.Compiled.__call__`: positional and keyword arguments, any pytree."""
-    cdef jm_table table
-    cdef Call call
-    cdef Plan plan
-    cdef Plans plans
-    cdef Context context
-    cdef PyObject* result
     cdef Py_ssize_t n = PyVectorcall_NARGS(nargsf)
-    cdef int reason = HIT, refused
     if n == 0:    # an error
         return PyObject_Vectorcall(<PyObject*>_compiled_call, args, nargsf, names)
-    plans = plans_of(<object>args[0])
-    if words_are_vouched_for():
-        context = context_for_execution(plans, &reason)
-    else:
-        reason = OBJECT_LAYOUT
-    if reason:
-        count_miss_of(_compiled_entry, _counts(<object>args[0], plans), reason)
-        return perform(<PyObject*>_compiled_call, args, n, names)
-    describe_arguments(&call, args + 1, n - 1, names, running_context)
-    if plans is not None:
-        call.entry = _compiled_entry
-        result = try_plans(plans, None, context, &call, &reason)
-        if result != NULL:
-            count_hit_of(_compiled_entry, plans.counts)
-            return result
-    else:
-        reason = NOT_RECORDED
-    jm_table_init(&table, &counters)
-    try:
-        plan = _make_tree_plan(<object>args[0], &call, context, &table, &refused)
-        count_miss_of(
-            _compiled_entry, _counts(<object>args[0], plans), reason_of_miss(plan, refused, reason)
-        )
-        result = perform(<PyObject*>_compiled_call, args, n, names)
-        if result != NULL:
-            _keep(args[0], plan, refused, &table)
-        return result
-    finally:
-        jm_table_free(&table)
+    return _call(args, n, names, _compiled_entry, <PyObject*>_compiled_call, False)
 
 
 compiled_call = make_method(<vectorcallfunc>_compiled, _compiled_call)
