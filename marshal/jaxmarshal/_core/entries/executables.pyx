@@ -219,7 +219,9 @@ cdef Entry* _counts(object compiled, Plans plans) except NULL:
 
 # --- Calls ---------------------------------------------------------------------------------------
 
-cdef inline int _count_miss(PyObject* owner, Plans plans, int entry, bint flat, int reason) except -1:
+cdef inline int _count_miss(
+    PyObject* owner, Plans plans, int entry, bint flat, int reason
+) except -1:
     if flat:
         return count_miss(entry, reason)
     return count_miss_of(entry, _counts(<object>owner, plans), reason)
