@@ -5,10 +5,13 @@ from __future__ import annotations
 import warnings
 from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eager import hit_by, same, together
 from jax import lax
+from observe import observe
 
 import jaxmarshal
 from jaxmarshal._core.replay import fusion
@@ -146,3 +149,68 @@ def test_ordinary_numbers_beside_infinity():
         before = jaxmarshal.stats()["functions"]["hits"]
         call()
         assert jaxmarshal.stats()["functions"]["hits"] > before
+
+
+# --- Numbers that some dtype on the way cannot hold -----------------------------------------------
+
+NUMBERS = [-jnp.inf, jnp.nan, 1e10, -1.5, 1e39, 1e300, -0.0, 300, 2**31, 2**40, 1 - 2j]
+OPERANDS = ["float32", "bfloat16", "float16", "int32", "uint8", "bool", "complex64"]
+INDICES = {
+    "int": 1, "slice": slice(1, 3), "of ints": np.array([0, 2], np.int32),
+    "of bytes": np.array([0, 2], np.uint8), "two": (np.array([0, 1], np.int32), 1),
+}
+
+
+def updates(x, index, number):
+    """Calls that convert a number to the dtype of the array that is indexed, and to no other."""
+    for name in ("set", "add", "max", "mul"):
+        yield lambda name=name: getattr(x.at[index], name)(number)
+    yield lambda: x.at[index].get(mode="fill", fill_value=number)
+
+
+@pytest.mark.parametrize("index", INDICES)
+@pytest.mark.parametrize("operand", OPERANDS)
+def test_numbers_beside_an_index(operand, index):
+    """Each call warns and fails as with JAX, whatever `np.errstate` says by then."""
+    x = jax.device_put(np.ones((4, 3))).astype(operand)
+    index = jax.device_put(INDICES[index]) if "of" in index or index == "two" else INDICES[index]
+    calls = [call for number in NUMBERS for call in updates(x, index, number)]
+    for call in calls:
+        observe(call)    # JAX says some things once, when it traces
+    with jaxmarshal.installed(), together():
+        for call in calls:
+            same(call, turns=4)
+            same(call, turns=2, context=lambda: np.errstate(all="raise"))
+
+
+def test_numbers_beside_an_index_are_hit():
+    x = jnp.ones((4, 3))
+    for number in (-jnp.inf, jnp.nan, -1e30):
+        for index in INDICES.values():
+            for call in updates(x, jax.device_put(index) if type(index) is np.ndarray else index,
+                                number):  # fmt: skip
+                with jaxmarshal.installed():
+                    hit_by("functions", call)
+
+
+@pytest.mark.parametrize("kind", ["key", "PRNGKey"])
+def test_numbers_beside_a_key(kind):
+    """A key consists of unsigned ints, but nothing that is given beside it is made one."""
+    key = getattr(jax.random, kind)(0)
+    with jaxmarshal.installed():
+        for call in (
+            lambda: jax.random.uniform(key, (3,), minval=-1.0, maxval=1.0),
+            lambda: jax.random.truncated_normal(key, -2.0, 2.0, (3,)),
+            lambda: jax.random.uniform(key, (2,), minval=-1e10, maxval=jnp.inf),
+        ):
+            hit_by("functions", call)
+            same(call, context=lambda: np.errstate(all="raise"))
+        for number in (-1.0, 1e10, jnp.nan, 2**40, -5):
+            for call in (
+                lambda number=number: jax.random.fold_in(key, number),
+                lambda number=number: jax.random.randint(key, (3,), number, 7, "uint8"),
+                lambda number=number: jax.random.uniform(key, (3,), "float16", minval=number),
+                lambda number=number: jax.random.bernoulli(key, number),
+            ):
+                same(call, turns=4)
+                same(call, turns=2, context=lambda: np.errstate(all="raise"))

@@ -27,8 +27,8 @@ from jaxmarshal._core.plans.backoff cimport is_left
 from jaxmarshal._core.plans.jit_configuration cimport operation_context
 from jaxmarshal._core.replay cimport tapes
 from jaxmarshal._core.replay.key cimport (
-    HOST, HOST_ARRAYS, HOST_OPERAND, MOST_SOURCES, NO_HOST, HostData, Sources, function_part,
-    key_of, key_with_rows, release_sources
+    HOST, HOST_ARRAYS, HOST_OPERAND, MOST_SOURCES, NO_HOST, TO_ANY, TO_ANY_BUT_KEYS, TO_THE_FIRST,
+    HostData, Sources, function_part, key_of, key_with_rows, release_sources
 )
 from jaxmarshal._core.replay.plays cimport (
     MOST_KEPT, Play, Replay, came_before, drop_play, find_play, has_room, is_play_wanted,
@@ -441,6 +441,7 @@ cdef object _call_looked_at(
     sources.count = indexed.count = 0
     sources.with_functions = row.with_functions
     sources.with_states = indexed.with_states = row.with_states
+    sources.numbers = indexed.numbers = row.numbers_to if n else TO_ANY
     sources.host = row.host
     sources.converted = indexed.converted = converted
     indexed.with_functions = False
@@ -674,6 +675,10 @@ def make_row(
     row.host = host
     row.with_index, row.with_value, row.late = with_index, with_value, late
     row.with_states = with_functions or late or is_of_random(reference)
+    if with_index:
+        row.numbers_to = TO_THE_FIRST
+    elif is_of_random(reference) and reference.__name__ != "fold_in":
+        row.numbers_to = TO_ANY_BUT_KEYS
     row.named = named_number(entry, written) if written else 0
     return method
 

@@ -22,14 +22,15 @@ from jaxmarshal._jax import private
 
 _NUMPY = [
     "arange", "argmax", "argmin", "array_equal", "array_equiv", "array_split", "astype",
-    "average", "bartlett", "blackman", "broadcast_arrays", "broadcast_to", "choose",
-    "column_stack", "concat", "concatenate", "copy", "cumulative_prod", "cumulative_sum",
-    "degrees", "diag", "diag_indices", "diag_indices_from", "diagflat", "divide", "dsplit",
-    "dstack", "einsum", "empty", "empty_like", "expand_dims", "eye", "flip", "fliplr", "flipud",
-    "full_like", "geomspace", "hamming", "hanning", "hsplit", "hstack", "identity", "indices",
-    "interp", "isin", "isneginf", "isposinf", "ix_", "kaiser", "linspace", "logspace",
-    "matrix_transpose", "meshgrid", "mod", "moveaxis", "ones_like", "pad", "permute_dims",
-    "pow", "power", "ptp", "radians", "repeat", "reshape", "roll", "select", "split", "squeeze",
+    "average", "bartlett", "bincount", "blackman", "broadcast_arrays", "broadcast_to", "choose",
+    "column_stack", "compress", "concat", "concatenate", "copy", "cumulative_prod",
+    "cumulative_sum", "degrees", "delete", "diag", "diag_indices", "diag_indices_from",
+    "diagflat", "divide", "dsplit", "dstack", "einsum", "empty", "empty_like", "expand_dims",
+    "eye", "flip", "fliplr", "flipud", "full_like", "geomspace", "hamming",
+    "hanning", "hsplit", "hstack", "identity", "indices", "insert", "interp", "isin",
+    "isneginf", "isposinf", "ix_", "kaiser", "linspace", "logspace", "matrix_transpose",
+    "meshgrid", "mod", "moveaxis", "ones_like", "pad", "permute_dims", "polymul", "pow",
+    "power", "ptp", "radians", "repeat", "reshape", "roll", "select", "split", "squeeze",
     "stack", "std", "tensordot", "tile", "transpose", "tri", "tril_indices",
     "tril_indices_from", "triu_indices", "triu_indices_from", "unravel_index", "var", "vecdot",
     "vsplit", "vstack", "where", "zeros_like",
@@ -48,33 +49,38 @@ _FFT = [
 _NN = ["dot_product_attention", "gelu", "logsumexp", "one_hot", "softmax"]
 
 _LAX = [
-    "abs", "acos", "acosh", "add", "argmax", "argmin", "asin", "asinh", "atan", "atan2",
-    "atanh", "batch_matmul", "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "bitwise_and",
-    "bitwise_not", "bitwise_or", "bitwise_xor", "broadcast", "broadcast_in_dim",
-    "broadcasted_iota", "cbrt", "ceil", "clamp", "clz", "collapse", "complex", "concatenate",
-    "conj", "conv", "conv_general_dilated", "convert_element_type", "cos", "cosh",
-    "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "digamma", "div", "dot",
-    "dot_general", "dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim",
-    "dynamic_update_slice", "dynamic_update_slice_in_dim", "eq", "erf", "erf_inv", "erfc",
-    "exp", "exp2", "expand_dims", "expm1", "floor", "full", "full_like", "ge", "gt", "igamma",
-    "igammac", "imag", "index_in_dim", "index_take", "integer_pow", "iota", "is_finite", "le",
-    "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "mulhi", "ne", "neg",
-    "nextafter", "optimization_barrier", "pad", "polygamma", "population_count", "pow", "real",
-    "reciprocal", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_precision",
-    "reduce_prod", "reduce_sum", "rem", "reshape", "rev", "round", "rsqrt", "select",
-    "select_n", "sign", "sin", "sinh", "slice", "slice_in_dim", "sort", "sort_key_val", "split",
-    "sqrt", "square", "squeeze", "stack", "stop_gradient", "sub", "tan", "tanh", "tile",
-    "top_k", "transpose", "unstack",
+    "abs", "acos", "acosh", "add", "approx_max_k", "approx_min_k", "argmax", "argmin", "asin",
+    "asinh", "atan", "atan2", "atanh", "batch_matmul", "bessel_i0e", "bessel_i1e", "betainc",
+    "bitcast_convert_type", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor",
+    "broadcast", "broadcast_in_dim", "broadcasted_iota", "cbrt", "ceil", "clamp", "clz",
+    "collapse", "complex", "concatenate", "conj", "conv", "conv_general_dilated",
+    "conv_general_dilated_patches", "conv_transpose", "conv_with_general_padding",
+    "convert_element_type", "cos", "cosh", "cumlogsumexp", "cummax", "cummin", "cumprod",
+    "cumsum", "digamma", "div", "dot", "dot_general", "dynamic_index_in_dim", "dynamic_slice",
+    "dynamic_slice_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim", "eq", "erf",
+    "erf_inv", "erfc", "exp", "exp2", "expand_dims", "expm1", "floor", "full", "full_like",
+    "ge", "gt", "igamma", "igammac", "imag", "index_in_dim", "index_take", "integer_pow",
+    "iota", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul",
+    "mulhi", "ne", "neg", "nextafter", "optimization_barrier", "pad", "polygamma",
+    "population_count", "pow", "ragged_dot", "real", "reciprocal", "reduce_and", "reduce_max",
+    "reduce_min", "reduce_or", "reduce_precision", "reduce_prod", "reduce_sum", "reduce_xor",
+    "rem", "reshape", "rev", "round", "rsqrt", "select", "select_n", "shift_left",
+    "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "slice",
+    "slice_in_dim", "sort", "sort_key_val", "split", "sqrt", "square", "squeeze", "stack",
+    "stop_gradient", "sub", "tan", "tanh", "tile", "top_k", "transpose", "unstack", "zeta",
 ]  # fmt: skip
 
 _RANDOM = [
-    "PRNGKey", "ball", "bernoulli", "beta", "bits", "categorical", "cauchy", "chisquare",
-    "choice", "clone", "dirichlet", "exponential", "fold_in", "gamma", "gumbel", "key",
-    "key_data", "laplace", "loggamma", "logistic", "lognormal", "maxwell",
-    "multivariate_normal", "normal", "orthogonal", "pareto", "permutation", "poisson",
-    "rademacher", "randint", "rayleigh", "split", "t", "triangular", "truncated_normal",
-    "uniform", "wald", "weibull_min", "wrap_key_data",
+    "ball", "bernoulli", "beta", "binomial", "bits", "categorical", "cauchy", "chisquare",
+    "choice", "clone", "dirichlet", "double_sided_maxwell", "exponential", "f", "fold_in",
+    "gamma", "generalized_normal", "geometric", "gumbel", "key", "key_data", "laplace",
+    "loggamma", "logistic", "lognormal", "maxwell", "multinomial", "multivariate_normal",
+    "normal", "orthogonal", "pareto", "permutation", "poisson", "PRNGKey", "rademacher",
+    "randint", "rayleigh", "split", "t", "triangular", "truncated_normal", "uniform", "wald",
+    "weibull_min", "wrap_key_data",
 ]  # fmt: skip
+
+_OPS = ["segment_max", "segment_min", "segment_prod", "segment_sum"]
 
 _MODULES = (
     ("jax.numpy", _NUMPY),
@@ -83,6 +89,7 @@ _MODULES = (
     ("jax.nn", _NN),
     ("jax.lax", _LAX),
     ("jax.random", _RANDOM),
+    ("jax.ops", _OPS),
 )
 
 #: Modules that JAX imports when a program asks for them. All of their functions are replayed, and
@@ -125,7 +132,9 @@ _LEFT_WITH = {"einsum": "optimize"}
 _NUMBER = public_functions.Number(1, "other", None, only=True)
 
 #: Methods of `x.at[...]`.
-_UPDATES = ("add", "apply", "divide", "get", "max", "min", "multiply", "power", "set", "subtract")
+_UPDATES = (
+    "add", "apply", "divide", "get", "max", "min", "mul", "multiply", "power", "set", "subtract",
+)
 
 #: Methods of arrays that are functions of Python, beside `__getitem__`.
 _METHODS = (

@@ -12,11 +12,19 @@ cdef enum HostData:
     HOST_ARRAYS   # numpy arrays with dimensions: itself, or items of a list or tuple
     HOST_OPERAND  # the second argument: a numpy array or scalar itself
 
+# To whose dtype a function may convert a number among its arguments. Dtypes with fractions are in
+# reach always.
+cdef enum Converting:
+    TO_ANY
+    TO_ANY_BUT_KEYS    # the first source is one, typed or not
+    TO_THE_FIRST       # a number with a fraction; the other sources are indices
+
 # The arrays and typed keys among the arguments of a call, and host data, each once; owned.
 ctypedef struct Sources:
     bint with_functions    # may functions be arguments, which are known by their identity?
     HostData host          # may an argument be host data, of which it holds dtype and shape?
     bint with_states       # may what is done for them depend on the states of `jax.random`?
+    Converting numbers     # what those among the arguments may become
     bint converted         # are some of the arguments arrays that were made of the program's?
     Py_ssize_t count
     PyObject* items[MOST_SOURCES]

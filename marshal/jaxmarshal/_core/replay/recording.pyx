@@ -6,12 +6,14 @@ index alone, samples are kept until two of them come to be one.
 
 import warnings
 
+from cpython.object cimport PyObject
+
 from jaxmarshal._core.context.bypassed cimport (
     attributes_of, function_rules, is_untouched, late_rules
 )
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.replay.key cimport (
-    Sources, has_own_default_impl, numbers_in, states_of
+    TO_ANY_BUT_KEYS, TO_THE_FIRST, Sources, has_own_default_impl, numbers_in, states_of
 )
 from jaxmarshal._core.replay.plays cimport (
     Play, Replay, Seen, has_room, is_play_wanted, keep_play, make_replay, play_of, words_of
@@ -22,6 +24,7 @@ from jaxmarshal._core.replay.tapes cimport (
 )
 from jaxmarshal._core.values.array_words cimport array_aval
 from jaxmarshal._core.values.errors cimport is_of_program
+from jaxmarshal._core.values.kinds cimport JM_KEY_ARRAY, Py_TYPE, jm_kind_of_type, types
 from jaxmarshal._core.values.live_objects cimport JM_DEBUG
 from jaxmarshal._reports.counting cimport enter, leave
 
@@ -133,14 +136,23 @@ cdef bint _sees_primitives() except -1:
     return private.Primitive.bind is not private.primitive_bind
 
 
+cdef object _dtype_of(object array):
+    if isinstance(array, (np.ndarray, np.generic)):
+        return array.dtype
+    return array_aval(words_of(array)).dtype
+
+
+cdef bint _is_key(object array) except -1:
+    return jm_kind_of_type(&types, Py_TYPE(<PyObject*>array)) == JM_KEY_ARRAY
+
+
 cdef set _dtypes_on(Tape tape):
-    """Those of all arrays on a tape, and of the constants that are arrays."""
+    """Those of all arrays on a tape to which numbers may be converted, and of its constants."""
     cdef Step step
-    found = {
-        array.dtype if isinstance(array, (np.ndarray, np.generic))
-        else array_aval(words_of(array)).dtype
-        for array in tape.alive
-    }
+    cdef list arrays = tape.alive
+    if tape.numbers == TO_ANY_BUT_KEYS:
+        arrays = [array for array in arrays[1:] if not _is_key(array)]
+    found = {_dtype_of(array) for array in arrays}
     for step in tape.steps:
         found.update([arg.dtype for arg in step.args if isinstance(arg, (np.ndarray, np.generic))])
     return found
@@ -169,12 +181,16 @@ cdef bint _says_nothing(object key, Tape tape) except -1:
     """
     cdef double least = _least_that_may_overflow(tape)
     dtypes = _dtypes_on(tape)
+    indices = dtypes if tape.numbers == TO_THE_FIRST else set()
+    indices = indices.difference([_dtype_of(array) for array in tape.alive[:1]])
     for number in numbers_in(key):
         if least <= abs(number) < np.inf:
             return False
         for dtype in dtypes:
             # An int that a dtype of integers cannot hold is an error, and nothing is kept.
             if type(number) is int and (-128 <= number < 128 or dtype.kind in "iub"):
+                continue
+            if type(number) is float and dtype.kind in "iub" and dtype in indices:
                 continue
             if not _converts_silently(number, dtype):
                 return False
@@ -269,6 +285,7 @@ cdef object record(
     )
     if tape is None:
         return None
+    tape.numbers = sources.numbers
     result = _call_on_tape(function, args, kwargs)
     try:
         play = _make_play(tape, sources, states, key, result)
@@ -422,6 +439,7 @@ cdef object record_rows(
     tape = start_tape([<object>sources.items[i] for i in range(sources.count - rows)])
     if tape is None:
         return None
+    tape.numbers = sources.numbers
     result = _call_on_tape(function, args, kwargs)
     try:
         sample = _make_sample(tape, sources, rows, states, key, result)

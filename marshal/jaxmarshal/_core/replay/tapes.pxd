@@ -8,6 +8,7 @@ it came from breaks the tape.
 from cpython.object cimport PyObject
 
 from jaxmarshal._core.context.configuration cimport Context
+from jaxmarshal._core.replay.key cimport Converting
 from jaxmarshal._core.values.methods cimport vectorcallfunc
 
 cdef class Tape:
@@ -21,6 +22,7 @@ cdef class Tape:
     cdef bint broken
     cdef bint with_functions    # may host data on it be those of a function of the program's?
     cdef list host           # the numbers of the sources that are host data
+    cdef Converting numbers  # as in `Sources`
     cdef bint casts          # may host data on it be those in another dtype?
 
 # The tape that is being written, or None.
