@@ -28,7 +28,7 @@ cdef class Row:
     cdef str left_with       # the name of an argument with which calls are the reference's; or None
     cdef bint with_functions    # are functions among its arguments, which it traces once?
     cdef bint with_states    # may it depend on the states of `jax.random`?
-    cdef Converting numbers_to  # what it may convert its numbers to, if it gets arguments by position
+    cdef Converting numbers_to  # of a call that has arguments by position; others: any
     cdef HostData host          # may the first be host data, whose elements it only hands on?
     cdef bint failed            # did the steps of the call that is made fail?
     cdef Number number       # that counts, or None
