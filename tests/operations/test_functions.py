@@ -125,6 +125,15 @@ OWN = {
 }
 
 
+#: Without these, functions read on the host how many results there are, or refuse the call.
+OPTIONS = {
+    "fill_diagonal": {"inplace": False},
+    **{name: {"size": 5} for name in (
+        "argwhere", "flatnonzero", "nonzero", "setdiff1d", "union1d", "unique",
+    )},
+}  # fmt: skip
+
+
 def accepted(call, name, enough=all):
     """The places in the list whose arguments plain JAX takes, and makes arrays of.
 
@@ -178,7 +187,8 @@ CONTEXTS = {
 
 
 def find(module, name):
-    return lambda *args: getattr(importlib.import_module(module), name)(*args)
+    options = OPTIONS.get(name, {})
+    return lambda *args: getattr(importlib.import_module(module), name)(*args, **options)
 
 
 @together()

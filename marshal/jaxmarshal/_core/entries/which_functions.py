@@ -21,19 +21,19 @@ from jaxmarshal._core.entries import device_get, key_iteration, public_functions
 from jaxmarshal._jax import private
 
 _NUMPY = [
-    "arange", "argmax", "argmin", "array_equal", "array_equiv", "array_split", "astype",
-    "average", "bartlett", "bincount", "blackman", "broadcast_arrays", "broadcast_to", "choose",
-    "column_stack", "compress", "concat", "concatenate", "copy", "cumulative_prod",
+    "arange", "argmax", "argmin", "argwhere", "array_equal", "array_equiv", "array_split",
+    "astype", "average", "bartlett", "bincount", "blackman", "broadcast_arrays", "broadcast_to",
+    "choose", "column_stack", "compress", "concat", "concatenate", "copy", "cumulative_prod",
     "cumulative_sum", "degrees", "delete", "diag", "diag_indices", "diag_indices_from",
     "diagflat", "divide", "dsplit", "dstack", "einsum", "empty", "empty_like", "expand_dims",
-    "eye", "flip", "fliplr", "flipud", "full_like", "geomspace", "hamming",
-    "hanning", "hsplit", "hstack", "identity", "indices", "insert", "interp", "isin",
-    "isneginf", "isposinf", "ix_", "kaiser", "linspace", "logspace", "matrix_transpose",
-    "meshgrid", "mod", "moveaxis", "ones_like", "pad", "permute_dims", "polymul", "pow",
-    "power", "ptp", "radians", "repeat", "reshape", "roll", "select", "split", "squeeze",
-    "stack", "std", "tensordot", "tile", "transpose", "tri", "tril_indices",
-    "tril_indices_from", "triu_indices", "triu_indices_from", "unravel_index", "var", "vecdot",
-    "vsplit", "vstack", "where", "zeros_like",
+    "eye", "fill_diagonal", "flatnonzero", "flip", "fliplr", "flipud", "full_like", "geomspace",
+    "hamming", "hanning", "hsplit", "hstack", "identity", "indices", "insert", "interp",
+    "isin", "isneginf", "isposinf", "ix_", "kaiser", "linspace", "logspace",
+    "matrix_transpose", "meshgrid", "mod", "moveaxis", "nonzero", "ones_like", "pad",
+    "permute_dims", "polymul", "pow", "power", "ptp", "radians", "repeat", "reshape", "roll",
+    "select", "setdiff1d", "split", "squeeze", "stack", "std", "tensordot", "tile", "transpose",
+    "tri", "tril_indices", "tril_indices_from", "triu_indices", "triu_indices_from", "union1d",
+    "unique", "unravel_index", "var", "vecdot", "vsplit", "vstack", "where", "zeros_like",
 ]  # fmt: skip
 
 _LINALG = [
