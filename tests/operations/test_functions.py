@@ -243,7 +243,15 @@ def test_one_thing_changes(module, name):
 N = [jnp.int32(2), jnp.int32(3)]
 REPEATS = [jnp.array([1, 2, 0]), jnp.array([2, 0, 1])]
 MASKS = [jnp.array([True, False, True]), jnp.array([False, True, True])]
+SEGMENTS = [jnp.array([0, 1, 1]), jnp.array([0, 1, 2])]
 READS = {
+    "how many are not zero": lambda x, k: jnp.nonzero(MASKS[k])[0] + jnp.nonzero(x)[0][:1],
+    "how many there are of each": lambda x, k: jnp.bincount(SEGMENTS[k]),
+    "how many differ": lambda x, k: jnp.unique(SEGMENTS[k]),
+    "how many segments there are": lambda x, k: jax.ops.segment_sum(x, SEGMENTS[k]),
+    "which to keep": lambda x, k: jnp.compress(MASKS[k], x, axis=0),
+    "which to leave out": lambda x, k: jnp.delete(x, REPEATS[k][:1], axis=0),
+    "where to insert": lambda x, k: jnp.insert(x, N[k], 0.0, axis=1),
     "a mask": lambda x, k: getitem(x, MASKS[k]),
     "a mask that is set": lambda x, k: x.at[MASKS[k]].set(0.0),
     "the end of a slice": lambda x, k: getitem(x, slice(None, N[k])),
