@@ -211,6 +211,7 @@ def test_compare(small, tmp_path):
         (["--width", "many"], "invalid int"),
         (["--width", "17"], "no case fits"),
         (["--seconds", "0"], "has to be positive"),
+        (["--apart"], "belongs to --never-slower"),
         (["--compare", "{tmp}/missing.json"], "cannot read"),
         (["--compare", "{tmp}/damaged.json"], "is not JSON"),
         (["--compare", "{tmp}/other.json"], "holds no results"),
@@ -343,6 +344,28 @@ def test_never_slower_of_one_case():
     first, *others = done.stdout.splitlines()
     assert "device_put: Python float" in first
     assert len(others) == 1
+
+
+def test_sides_in_processes_of_their_own(monkeypatch):
+    """Each side is as often first as second, installed once or never; hits are ours alone."""
+    monkeypatch.setattr(apart, "PROCESSES", 2)
+    begun = []
+    names = {"eager": ("lax.neg",), "refused": ("x * t, another t each time",)}
+    [neg, never_again] = apart.rows_of_sides(names, 0.02, begun.append)
+    assert [text.rpartition(" ")[2] for text in begun] == [
+        "reference", "jaxmarshal", "jaxmarshal", "reference",
+    ]  # fmt: skip
+    assert neg[0] == "eager: lax.neg" and neg[2] == ""
+    assert neg[1].hits > 0 and neg[1].misses == 0
+    assert never_again[1].hits == 0
+
+
+def test_sides_apart_name_what_cannot_be_built(monkeypatch):
+    """Too few devices, or what plain JAX cannot do, is told as without `--apart`."""
+    monkeypatch.setattr(apart, "PROCESSES", 1)
+    monkeypatch.setattr(apart, "_in_new_process", lambda *_: ["it needs 8 devices"])
+    [row] = apart.rows_of_sides({"meshes": ("lax.add",)}, 0.02, lambda text: None)
+    assert row == ("meshes: lax.add", None, "it needs 8 devices")
 
 
 def test_never_slower_of_no_case():

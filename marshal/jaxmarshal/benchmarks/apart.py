@@ -1,4 +1,8 @@
-"""Measurements in processes of their own.
+"""Measurements in processes of their own: of a case, and of a side.
+
+A program installs once, or never. `rows_of_sides` measures that: each process is of one side, and
+calls one case after the other. Where sides take turns in one process, each turn of jaxmarshal's
+begins with changed classes, and code of both sides competes for the processor's caches.
 
 Python 3.13 gives a class a thousand versions in the life of a process. Each `install()` and each
 `uninstall()` uses up one of them; after the last one every lookup of an attribute of an array walks
@@ -8,16 +12,26 @@ whose sides take turns, is there after two cases.
 
 from __future__ import annotations
 
+import gc
 import sys
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from statistics import median
 from typing import Any
 
+from jaxmarshal import install, stats
 from jaxmarshal._jax import patching
-from jaxmarshal.benchmarks import measure, suite
+from jaxmarshal.benchmarks import measure, never_slower, suite
 from jaxmarshal.benchmarks.case import Case
 
 VERSIONS_END = sys.version_info >= (3, 13)    # a class runs out of versions in one process
+
+#: Warm calls before a side is measured, at most: what never repeats is left alone after thousands.
+WARM_UP = 6000
+#: Processes of each side.
+PROCESSES = 8
 
 
 def _measure_named(group: str, name: str, seconds: float) -> dict[str, Any]:
@@ -35,5 +49,83 @@ def measure_apart(group: str, case: Case, seconds: float) -> dict[str, Any]:
     """
     if not VERSIONS_END:
         return measure.measure(group, case, seconds)
+    return _in_new_process(_measure_named, group, case.name, seconds)
+
+
+def _in_new_process(function: Callable[..., Any], *args: Any) -> Any:
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(_measure_named, group, case.name, seconds).result()
+        return process.submit(function, *args).result()
+
+
+def _one_side(
+    side: str, names: dict[str, tuple[str, ...]], seconds: float
+) -> list[tuple[float, int, int] | str]:
+    """(seconds of a call, hits, misses) of each case, or why not; what a new process does."""
+    patching.uninstall()
+    if side == "jaxmarshal":
+        install()
+    found: list[tuple[float, int, int] | str] = []
+    for _, case in never_slower.select(names):
+        try:
+            found.append(_warm_call(side, case, seconds))
+        except measure.NotHere as error:
+            found.append(str(error))
+    return found
+
+
+def _warm_call(side: str, case: Case, seconds: float) -> tuple[float, int, int]:
+    """Processor seconds of one call, the median of rounds, after calls for twice as long at most.
+
+    Raises:
+      NotHere: it cannot be measured on this backend.
+    """
+    sides = measure.build(case)
+    call = getattr(sides, side)
+    with sides.context():
+        called = 0
+        start = time.perf_counter()
+        while called < WARM_UP and time.perf_counter() - start < 2 * seconds:
+            call()
+            called += 1
+        number = max(3, int(measure.ROUND * called / (time.perf_counter() - start)))
+        gc.collect()
+        before = stats()[case.entry]
+        rounds: list[float] = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(rounds) < never_slower.ROUNDS:
+            rounds.append(never_slower.processor_seconds(call, number))
+        after = stats()[case.entry]
+    return median(rounds), after["hits"] - before["hits"], after["misses"] - before["misses"]
+
+
+def rows_of_sides(
+    names: dict[str, tuple[str, ...]], seconds: float, show: Callable[[str], None]
+) -> Iterator[tuple[str, never_slower.Row | None, str]]:
+    """Like `never_slower.run`, each side in processes of its own, which take turns.
+
+    Args:
+      names: the cases by group.
+      seconds: of each case in each process.
+      show: called with a text when a process begins.
+    """
+    found: dict[str, list[list[Any]]] = {"reference": [], "jaxmarshal": []}
+    order = list(found)
+    for number in range(PROCESSES):
+        for side in order:
+            show(f"process {number + 1} of {PROCESSES}: {side}")
+            found[side].append(_in_new_process(_one_side, side, names, seconds))
+        order.reverse()
+    by_case = zip(
+        never_slower.select(names), zip(*found["reference"], strict=True),
+        zip(*found["jaxmarshal"], strict=True), strict=True,
+    )  # fmt: skip
+    for (group, case), theirs, ours in by_case:
+        name = f"{group}: {case.name}"
+        why_not = [result for result in (*ours, *theirs) if isinstance(result, str)]
+        if why_not:
+            yield name, None, why_not[0]
+            continue
+        seconds_of = [[result[0] for result in results] for results in (theirs, ours)]
+        ratio, error = never_slower.ratio_of(*seconds_of)
+        hits, misses = (sum(result[count] for result in ours) for count in (1, 2))
+        yield name, never_slower.Row(group, case.name, case.entry, ratio, error, hits, misses), ""

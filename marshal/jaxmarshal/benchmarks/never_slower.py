@@ -143,10 +143,15 @@ def _one_round(sides: Sides, side: str, call: Callable[[], Any], number: int) ->
     with sides.around(side):
         for _ in range(_calls_before(number) if sides.installed else 2):
             call()
-        start = time.thread_time()
-        for _ in range(number):
-            call()
-        return (time.thread_time() - start) / number
+        return processor_seconds(call, number)
+
+
+def processor_seconds(call: Callable[[], Any], number: int) -> float:
+    """Seconds of the calling thread for one of so many calls."""
+    start = time.thread_time()
+    for _ in range(number):
+        call()
+    return (time.thread_time() - start) / number
 
 
 def take_turns(

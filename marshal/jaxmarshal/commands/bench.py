@@ -46,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--never-slower", action="store_true",
         help="only ask whether a call is slower than with plain JAX here; exit status 1 if one is",
     )  # fmt: skip
+    parser.add_argument(
+        "--apart", action="store_true",
+        help="with --never-slower: each side in processes of its own, as programs install once",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     parser.add_argument("--html", metavar="FILE", help="write a page with plots there")
     parser.add_argument(
@@ -139,7 +143,8 @@ def _never_slower(options: argparse.Namespace) -> int:
             names[group] = (*names.get(group, ()), case.name)
     _need_some(names)
     rows = []
-    for name, row, why in never_slower.run(names, options.seconds or 0.5):
+    measured = _apart if options.apart else never_slower.run
+    for name, row, why in measured(names, options.seconds or 0.5):
         if row is None:
             print(f"NOT MEASURED {name}: {why}", flush=True)
             continue
@@ -156,6 +161,16 @@ def _never_slower(options: argparse.Namespace) -> int:
         print("without a row of their own:", ", ".join(never_slower.without_rows(rows)) or "none")
     print(never_slower.verdict(rows))
     return 1 if any(row.slower for row in rows) else 0
+
+
+def _apart(names: dict[str, tuple[str, ...]], seconds: float) -> Iterator[tuple[str, Any, str]]:
+    """`apart.rows_of_sides` with a progress bar."""
+    from rich.console import Console
+
+    from jaxmarshal.benchmarks import apart
+
+    with _progress(Console(stderr=True), 2 * apart.PROCESSES) as show:
+        yield from apart.rows_of_sides(names, seconds, lambda text: show(text, 1))
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -229,6 +244,8 @@ def run(options: argparse.Namespace) -> int:
             raise need("matplotlib") from None
     if options.seconds is not None and not options.seconds > 0:
         raise CommandError("--seconds has to be positive")
+    if options.apart and not options.never_slower:
+        raise CommandError("--apart belongs to --never-slower")
     patching.uninstall()    # each case installs what it is about; JAXMARSHAL=on may have before
     from jaxmarshal.benchmarks import page, results, suite
 
