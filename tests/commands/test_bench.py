@@ -69,8 +69,8 @@ def test_each_case_takes_its_path(group, case):
 
 def test_case_that_misses_fails():
     """A case whose call silently goes to the reference is an error, not a figure."""
-    (_, hitting), *_ = suite.select(["device_put"], name="np f32[8]")
-    (_, refused), *_ = suite.select(["device_put"], name="refused")
+    (_, hitting), *_ = suite.select(["device_put"], texts=["np f32[8]"])
+    (_, refused), *_ = suite.select(["device_put"], texts=["refused"])
     for case, other in ((hitting, refused), (refused, hitting)):
         with pytest.raises(measure.WrongPath):
             measure.check_path(case, other.build())
@@ -80,7 +80,7 @@ def test_a_process_for_each_case_where_classes_wear_out(monkeypatch):
     monkeypatch.setattr(apart, "VERSIONS_END", True)
     # measured elsewhere: nothing here may toggle the classes of this process
     monkeypatch.setattr(measure, "measure", lambda *_: pytest.fail("measured in this process"))
-    [(group, case)] = suite.select(["survey"], name="x + y")
+    [(group, case)] = suite.select(["survey"], texts=["x + y"])
     row = apart.measure_apart(group, case, 0.01)
     assert (row["group"], row["case"]) == ("survey", "x + y")
     assert row["jaxmarshal"] > 0
@@ -121,6 +121,8 @@ def test_list_and_choose():
     done = bench("--list", "--group", "ahead_of_time", "--width", "100", "--case", "arrays")
     assert "ahead_of_time: list of 100 arrays" in done.stdout.splitlines()
     assert all(line.startswith("ahead_of_time: ") for line in done.stdout.splitlines())
+    done = bench("--list", "--group", "survey", "--case", "x[0", "--case", "jnp.eye")
+    assert done.stdout.splitlines() == ["survey: x[0]", "survey: x[0, 1]", "survey: jnp.eye(4)"]
     quick = bench("--list", "--quick").stdout.splitlines()
     assert 10 < len(quick) < 40
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxmarshal import install, stats
 from jaxmarshal._jax import patching
@@ -37,7 +37,7 @@ PROCESSES = 8
 def _measure_named(group: str, name: str, seconds: float) -> dict[str, Any]:
     """`measure.measure` of the case with this name; what a new process does."""
     patching.uninstall()    # JAXMARSHAL=on may have installed
-    [case] = [case for _, case in suite.select([group], name=name) if case.name == name]
+    [case] = [case for _, case in suite.select([group]) if case.name == name]
     return measure.measure(group, case, seconds)
 
 
@@ -57,14 +57,23 @@ def _in_new_process(function: Callable[..., Any], *args: Any) -> Any:
         return process.submit(function, *args).result()
 
 
+class _Warm(NamedTuple):
+    """What one process found out about one side of a case: seconds of a call, and what counted."""
+
+    seconds: float
+    entry: str
+    hits: int
+    misses: int
+
+
 def _one_side(
     side: str, names: dict[str, tuple[str, ...]], seconds: float
-) -> list[tuple[float, int, int] | str]:
-    """(seconds of a call, hits, misses) of each case, or why not; what a new process does."""
+) -> list[_Warm | str]:
+    """About each case, or why it cannot be measured; what a new process does."""
     patching.uninstall()
     if side == "jaxmarshal":
         install()
-    found: list[tuple[float, int, int] | str] = []
+    found: list[_Warm | str] = []
     for _, case in never_slower.select(names):
         try:
             found.append(_warm_call(side, case, seconds))
@@ -73,8 +82,8 @@ def _one_side(
     return found
 
 
-def _warm_call(side: str, case: Case, seconds: float) -> tuple[float, int, int]:
-    """Processor seconds of one call, the median of rounds, after calls for twice as long at most.
+def _warm_call(side: str, case: Case, seconds: float) -> _Warm:
+    """The median of rounds, in processor time, after other calls for twice as long at most.
 
     Raises:
       NotHere: it cannot be measured on this backend.
@@ -89,13 +98,12 @@ def _warm_call(side: str, case: Case, seconds: float) -> tuple[float, int, int]:
             called += 1
         number = max(3, int(measure.ROUND * called / (time.perf_counter() - start)))
         gc.collect()
-        before = stats()[case.entry]
+        before = stats()
         rounds: list[float] = []
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or len(rounds) < never_slower.ROUNDS:
             rounds.append(never_slower.processor_seconds(call, number))
-        after = stats()[case.entry]
-    return median(rounds), after["hits"] - before["hits"], after["misses"] - before["misses"]
+        return _Warm(median(rounds), *never_slower.counted(case, before, stats()))
 
 
 def rows_of_sides(
@@ -108,24 +116,27 @@ def rows_of_sides(
       seconds: of each case in each process.
       show: called with a text when a process begins.
     """
-    found: dict[str, list[list[Any]]] = {"reference": [], "jaxmarshal": []}
+    found: dict[str, list[list[_Warm | str]]] = {"reference": [], "jaxmarshal": []}
     order = list(found)
     for number in range(PROCESSES):
         for side in order:
             show(f"process {number + 1} of {PROCESSES}: {side}")
             found[side].append(_in_new_process(_one_side, side, names, seconds))
         order.reverse()
-    by_case = zip(
-        never_slower.select(names), zip(*found["reference"], strict=True),
-        zip(*found["jaxmarshal"], strict=True), strict=True,
-    )  # fmt: skip
-    for (group, case), theirs, ours in by_case:
-        name = f"{group}: {case.name}"
-        why_not = [result for result in (*ours, *theirs) if isinstance(result, str)]
-        if why_not:
-            yield name, None, why_not[0]
-            continue
-        seconds_of = [[result[0] for result in results] for results in (theirs, ours)]
-        ratio, error = never_slower.ratio_of(*seconds_of)
-        hits, misses = (sum(result[count] for result in ours) for count in (1, 2))
-        yield name, never_slower.Row(group, case.name, case.entry, ratio, error, hits, misses), ""
+    for place, (group, case) in enumerate(never_slower.select(names)):
+        theirs, ours = ([process[place] for process in found[side]] for side in found)
+        yield f"{group}: {case.name}", *_row(group, case, theirs, ours)
+
+
+def _row(
+    group: str, case: Case, theirs: list[Any], ours: list[Any]
+) -> tuple[never_slower.Row | None, str]:
+    """The row of a case, of all that processes found out about it; or None, and why."""
+    reasons = [result for result in (*theirs, *ours) if isinstance(result, str)]
+    if reasons:
+        return None, reasons[0]
+    ratio, error = never_slower.ratio_of(
+        [result.seconds for result in theirs], [result.seconds for result in ours]
+    )
+    hits, misses = sum(result.hits for result in ours), sum(result.misses for result in ours)
+    return never_slower.Row(group, case.name, ours[0].entry, ratio, error, hits, misses), ""

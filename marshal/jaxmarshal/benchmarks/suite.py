@@ -46,7 +46,7 @@ def force_devices(count: int = 8) -> None:
 def select(
     groups: Iterable[str] | None = None,
     widths: Iterable[int] | None = None,
-    name: str = "",
+    texts: Iterable[str] | None = None,
     quick: bool = False,
 ) -> list[tuple[str, Case]]:
     """(group, case) for every case that is asked for, in the order of the groups.
@@ -54,7 +54,7 @@ def select(
     Args:
       groups: names of groups, or None for all.
       widths: numbers of leaves, or None for all.
-      name: a part of the case's name.
+      texts: parts of names, of which one has to be in the case's, or None for all.
       quick: only those of the quick selection.
 
     Raises:
@@ -65,11 +65,12 @@ def select(
     if unknown:
         raise ValueError(f"unknown groups {unknown}; there are {list(GROUPS)}")
     wanted = None if widths is None else set(widths)
+    parts = None if texts is None else tuple(texts)
     return [
         (group, case)
         for group in chosen
         for case in GROUPS[group]()
         if (wanted is None or case.leaves in wanted)
-        and name in case.name
+        and (parts is None or any(text in case.name for text in parts))
         and (case.quick or not quick)
     ]

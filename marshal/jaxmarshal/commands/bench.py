@@ -36,8 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only calls with N leaves; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--case", default="", metavar="TEXT", help="only cases with this in their name"
-    )
+        "--case", action="append", metavar="TEXT",
+        help="only cases with this in their name; may be repeated",
+    )  # fmt: skip
     parser.add_argument(
         "--seconds", type=float, metavar="S", help="per case (default: 1.5, with --quick 0.5)"
     )

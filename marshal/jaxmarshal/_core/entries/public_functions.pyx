@@ -677,7 +677,7 @@ def make_row(
     row.with_states = with_functions or late or is_of_random(reference)
     if with_index:
         row.numbers_to = TO_THE_FIRST
-    elif is_of_random(reference) and reference.__name__ != "fold_in":
+    elif is_of_random(reference):
         row.numbers_to = TO_ANY_BUT_KEYS
     row.named = named_number(entry, written) if written else 0
     return method

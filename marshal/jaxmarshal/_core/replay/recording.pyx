@@ -181,8 +181,6 @@ cdef bint _says_nothing(object key, Tape tape) except -1:
     """
     cdef double least = _least_that_may_overflow(tape)
     dtypes = _dtypes_on(tape)
-    indices = dtypes if tape.numbers == TO_THE_FIRST else set()
-    indices = indices.difference([_dtype_of(array) for array in tape.alive[:1]])
     for number in numbers_in(key):
         if least <= abs(number) < np.inf:
             return False
@@ -190,7 +188,8 @@ cdef bint _says_nothing(object key, Tape tape) except -1:
             # An int that a dtype of integers cannot hold is an error, and nothing is kept.
             if type(number) is int and (-128 <= number < 128 or dtype.kind in "iub"):
                 continue
-            if type(number) is float and dtype.kind in "iub" and dtype in indices:
+            # Where floats meet ints beside an index, JAX converts them, and warns by itself.
+            if type(number) is float and dtype.kind in "iub" and tape.numbers == TO_THE_FIRST:
                 continue
             if not _converts_silently(number, dtype):
                 return False
