@@ -17,6 +17,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from eager import HOST_DATA, X, hit_by, hits, same
+from jax._src import dtypes, tree_util
+from jax._src.lax import lax
 from jax._src.numpy import array_constructors
 from support import aligned, without_jaxmarshal
 
@@ -26,7 +28,7 @@ from jaxmarshal._jax import private
 if private.stage_primitive is None:
     pytest.skip("this JAX does not stage host data", allow_module_level=True)
 
-from jax._src.lax.lax import stage
+stage = lax.stage
 
 #: The entry points with functions that go through them, as a user finds these when calling.
 MAKERS = {
@@ -262,3 +264,175 @@ def test_trap_13_threads():
     for thread in threads:
         thread.join()
     assert not failed
+
+
+# --- Lists of numbers -----------------------------------------------------------------------------
+
+LISTS = {
+    "floats": lambda i: [i + 0.5, -2.0, 1e-3], "ints": lambda i: [i, -7, 2**31 - 1],
+    "bools": lambda i: [i % 2 == 0, True], "a tuple": lambda i: (0.25 * i, 1.0),
+    "one": lambda i: [float(i)], "nested": lambda i: [[i, 1], [2, 3]],
+    "deep": lambda i: [[(1.0 * i,)], [(-0.0,)]], "nan": lambda i: [jnp.nan, jnp.inf, -0.0 * i],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("items", LISTS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_lists_with_other_numbers_each_time(name, items):
+    """A list of Python's numbers is made an array by numpy, whatever the numbers are."""
+    make = MAKERS[name]
+    for i in range(4):
+        make(LISTS[items](i))
+    before = jaxmarshal.stats()[name]
+    for i in range(4, 12):
+        same(lambda i=i: make(LISTS[items](i)), turns=1)
+    after = jaxmarshal.stats()[name]
+    assert after["hits"] - before["hits"] == 8 and after["misses"] == before["misses"]
+
+
+class Float(float):
+    """A float that numpy asks for its value."""
+
+    def __float__(self):
+        return 7.0
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [], [[], []], [1, 2.0], [True, 2], [1.0, [2.0]], [[1.0], [2.0, 3.0]], [2**31, 1],
+        [-(2**31) - 1], [2**70], [1e39], [1e300, 1.0], [1e-40], [5e-324], [1.0, None], ["a"],
+        [np.float32(1), 2.0], [np.arange(2.0), 1.0], [1.0, 1j], [1j], [Float(1)], [1.0, Float(1)],
+        [[[[[[1.0]]]]]], [np.float64(2), 1.0], [b"x"], {1.0}, range(3), {"a": 1.0},
+        [2**31 - 1, -(2**31)],
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_lists_of_whatever_else(name, items):
+    """Numbers of several types, too large or too small ones, and what no list of numbers is."""
+    make = MAKERS[name]
+    for known in LISTS.values():
+        for i in range(4):
+            make(known(i))
+    same(make, items)
+    same(make, items, context=lambda: np.errstate(all="raise"))
+    same(lambda: make([jnp.float32(1), 2.0]))
+
+
+@pytest.mark.parametrize("items", LISTS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_trap_4_lists_in_contexts(name, items):
+    """Trap 4: of which dtype the array is, the configuration says."""
+    make = MAKERS[name]
+    contexts = [
+        partial(jax.enable_x64, True), partial(jax.default_device, jax.devices()[-1]),
+        partial(jax.numpy_dtype_promotion, "strict"), jax.disable_jit,
+        partial(jax.transfer_guard, "disallow"), partial(jax.debug_nans, True),
+        partial(jax.set_mesh, _mesh()),
+    ]  # fmt: skip
+    if hasattr(jax.config, "jax_default_dtype_bits"):
+        from jax._src import config
+
+        contexts.append(partial(config.default_dtype_bits, "32"))
+    for turn in range(2):
+        same(lambda: make(LISTS[items](turn)))
+        for context in contexts:
+            for i in range(4):
+                same(lambda i=i: make(LISTS[items](i)), turns=1, context=context)
+
+
+@pytest.mark.parametrize("function", [double, negate])
+def test_more_than_staging_of_a_list(function, monkeypatch):
+    """A function in the place of JAX's is called with the list itself."""
+    monkeypatch.setattr(array_constructors, "array", lambda x, **_: function(np.asarray(x)))
+    before = hits("asarray")
+    for i in range(12):
+        assert np.array_equal(jnp.asarray([i, 4, 5]), function(np.asarray([i, 4, 5])))
+    assert hits("asarray") == before
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_lists_with_nan_are_checked(name):
+    """What is known of other numbers does not hide a NaN from `debug_nans`."""
+    make = MAKERS[name]
+    for flag in (jax.debug_nans, jax.debug_infs):
+        with flag(True):
+            for i in range(5):
+                same(lambda i=i: make([1.0, float(i)]), turns=1)
+            for bad in (jnp.nan, jnp.inf):
+                same(lambda bad=bad: make([1.0, bad]))
+
+
+def calls_of_bind():
+    counts = jaxmarshal.stats()["bind"]
+    return counts["hits"] + counts["misses"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_list_that_grows_is_left(name):
+    """Of lists with a length that comes once nothing is kept, and nothing more is asked of JAX."""
+    make, each = MAKERS[name], []
+    make([1.0])
+    for n in range(200, 220):
+        before = calls_of_bind()
+        make([0.5] * n)
+        each.append(calls_of_bind() - before)
+    assert len(set(each)) == 1    # of the calls that do not come again, too
+    before = calls_of_bind()
+    make([0.5] * 200)
+    assert calls_of_bind() - before == each[0] + 1
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_lists_of_very_many_lengths_are_left(name):
+    """Records do not hold so many, and to learn takes as long as a call."""
+    make, third = MAKERS[name], []
+    for n in range(1, 312):
+        for _ in range(2):
+            make([7] * n)
+        before = hits(name)
+        make([7] * n)
+        third.append(hits(name) - before)
+    assert any(third[:10]) and not any(third[300:])
+
+
+REPLACED = {
+    "convert_element_type_p.impl": (lax.convert_element_type_p, "impl"),
+    "_convert_element_type": (lax, "_convert_element_type"),
+    "tree_flatten": (tree_util, "tree_flatten"),
+    "lattice_result_type": (dtypes, "lattice_result_type"),
+    "numpy.asarray": (np, "asarray"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("replaced", REPLACED)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_lists_of_a_replaced_reference(name, replaced, monkeypatch):
+    """What takes the place of a function that JAX converts lists by is called for each of them."""
+    make, called = MAKERS[name], []
+    for i in range(4):
+        make([1.0, float(i)])
+    hit_by(name, make, [1.0, 5.0])
+    owner, attribute = REPLACED[replaced]
+    original = getattr(owner, attribute)
+
+    def instead(*args, **kwargs):
+        called.append(attribute)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, attribute, instead)
+    for i in range(3):
+        called.clear()
+        make([1.0, 6.0 + i])
+        assert called
+
+
+def test_trap_7_lists_are_not_shared():
+    """Trap 7: what is done to a list later, its array does not know."""
+    items = [1.0, 2.0, 3.0]
+    made = []
+    for i in range(8):
+        items[0] = float(i)
+        made.append(jnp.array(items))
+    assert [float(x[0]) for x in made] == list(range(8))

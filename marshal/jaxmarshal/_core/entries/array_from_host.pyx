@@ -4,53 +4,85 @@ To stage is one put that copies. `jnp.asarray` and `jnp.array` look at their arg
 then stage most host data as it is. Whether they do is seen, not assumed: a tape notes what the
 reference does with data of one kind, dtype and shape in one context. If it returns what staging its
 very argument returned, the next such call stages.
+
+Of a list of Python's numbers the reference makes an array as numpy does, of JAX's dtype. That
+staging an array of numpy's has the same result (aval, sharding, committed) is seen, too.
 """
 
+from cpython.float cimport PyFloat_AS_DOUBLE
+from cpython.list cimport PyList_CheckExact
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from cpython.tuple cimport PyTuple_CheckExact
+from libc.math cimport fabs, isfinite
 
-from jaxmarshal._core.context.bypassed cimport stage_is_untouched, stage_is_untouched_function
-from jaxmarshal._core.context.configuration cimport Context, transfers_unguarded
-from jaxmarshal._core.entries.public_functions cimport Row, call_row, call_row_function
+from jaxmarshal._core.context.bypassed cimport (
+    function_rules, is_untouched, stage_is_untouched, stage_is_untouched_function
+)
+from jaxmarshal._core.context.configuration cimport Context, is_current, transfers_unguarded
+from jaxmarshal._core.entries.public_functions cimport (
+    Row, call_row, call_row_function, is_converted_as_before
+)
 from jaxmarshal._core.placement.host_data cimport let_go_of
 from jaxmarshal._core.placement.records cimport (
-    LeafPlan, TargetPlan, find_target, is_ordinary_data, put_host, resolve_host, stage_records_of,
-    try_to_record
+    KIND_COUNT, LeafPlan, Records, TargetPlan, find_target, is_ordinary_data, put_host,
+    resolve_host, stage_records_of, try_to_record
 )
 from jaxmarshal._core.plans.jit_configuration cimport staging_context
 from jaxmarshal._core.replay cimport tapes
 from jaxmarshal._core.replay.key cimport HOST
 from jaxmarshal._core.replay.tapes cimport Tape, is_result_of, start_tape, stop_tape
 from jaxmarshal._core.values.arguments cimport jm_table, jm_table_free, jm_table_init, push_argument
+from jaxmarshal._core.values.array_words cimport (
+    array_aval, array_committed, array_dtype, array_sharding
+)
 from jaxmarshal._core.values.capi cimport PyErr_Occurred
 from jaxmarshal._core.values.kinds cimport (
-    JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, jm_kind_is_host, jm_kind_of_type, types
+    JM_BOOL, JM_FLOAT, JM_INT, JM_NDARRAY, JM_NP_SCALAR, JM_OTHER, Py_TYPE, jm_kind_is_host,
+    jm_kind_of_type, types
 )
 from jaxmarshal._core.values.live_objects cimport JM_DEBUG, counters
 from jaxmarshal._core.values.methods cimport PyVectorcall_NARGS, make_method, vectorcallfunc
+from jaxmarshal._core.values.shardings cimport are_equal
 from jaxmarshal._reports.counting cimport (
-    GUARD, HIT, NOT_RECORDED, REPLACED, count_hit, count_miss, decided_to_hit, entry_number, perform
+    GUARD, HIT, NOT_RECORDED, REPLACED, count_hit, count_miss, decided_to_hit, enter, entry_number,
+    is_asked, leave, perform
 )
+
+import numpy as np
 
 from jaxmarshal._jax import private
 
 cdef extern from *:
+    PyObject* PySequence_Fast_GET_ITEM(PyObject* list, Py_ssize_t i) noexcept
+    Py_ssize_t PySequence_Fast_GET_SIZE(PyObject* list) noexcept
     void PyErr_Fetch(PyObject** cls, PyObject** value, PyObject** traceback) noexcept
     void PyErr_Restore(PyObject* cls, PyObject* value, PyObject* traceback) noexcept
 
 # As their callers see them; see `errors`.
 ctypedef PyObject* (*take_function)(PyObject*, int, Context, int, int, int*, PyObject**) noexcept
 ctypedef PyObject* (*watch_function)(LeafPlan, int, PyObject*, PyObject**, size_t) noexcept
+ctypedef PyObject* (*list_function)(int, Row, object, PyObject**, size_t) noexcept
 ctypedef PyObject* (*call_function)(int, Row, PyObject**, size_t, PyObject*) noexcept
 
 cdef enum:    # flags of `LeafPlan.staged_by`
     BY_ASARRAY = 1
     BY_ARRAY = 2
+    OF_LISTS = 4    # times one of them
 
 cdef enum:
     MOST_WATCHED = 8    # calls that did more than to stage; then no more are watched
+    MOST_NESTED = 4     # lists in lists
+    MOST_LISTS = 4096       # of different lengths
+    MOST_LEARNED = 300      # of them, more than records hold; learning takes as long as a call
+
+cdef double LEAST_FLOAT, MOST_FLOAT    # between them, and 0, any dtype can hold a float
+LEAST_FLOAT, MOST_FLOAT = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 cdef object _stage_primitive = private.stage_primitive
+cdef object _array_type = private.ArrayImpl
+cdef bint _have_rules = private.HAVE_REPLAY    # of lists, as of functions
 cdef object _asarray = private.jnp_asarray
 cdef object _array = private.jnp_array
 cdef Row _asarray_row = Row(entry_number("asarray"), _asarray)
@@ -90,6 +122,15 @@ cdef PyObject* _stage(
             result = <PyObject*>made
     finally:
         jm_table_free(&table)
+    return result
+
+
+cdef PyObject* _counted(int entry, PyObject* x, PyObject* result) except? NULL:
+    """The array that `x` was staged as, after a hit was counted, and noted on a tape."""
+    if tapes.current is not None:
+        tapes.note_primitive(<PyObject*>_stage_primitive, NULL, NULL)
+        tapes.note(stage_function, &x, 1, NULL, result)
+    count_hit(entry)
     return result
 
 
@@ -140,6 +181,136 @@ cdef PyObject* _watch(
     return result
 
 
+# --- Lists ---------------------------------------------------------------------------------------
+
+cdef inline bint _is_list(PyObject* x) noexcept:
+    return PyList_CheckExact(<object>x) or PyTuple_CheckExact(<object>x)
+
+
+cdef int _kind_of_items(PyObject* items, int depth, Py_ssize_t* count) noexcept:
+    """The kind of all numbers in a list of lists, and how many there are; or JM_OTHER.
+
+    That of numbers whose conversion to an array neither warns nor fails.
+    """
+    cdef int found = JM_OTHER, kind, overflow
+    cdef double number
+    cdef long long whole
+    cdef PyObject* item
+    cdef Py_ssize_t i
+    for i in range(PySequence_Fast_GET_SIZE(items)):
+        item = PySequence_Fast_GET_ITEM(items, i)
+        kind = jm_kind_of_type(&types, Py_TYPE(item))
+        if kind == JM_FLOAT:
+            number = fabs(PyFloat_AS_DOUBLE(<object>item))
+            if not (LEAST_FLOAT <= number <= MOST_FLOAT or number == 0 or not isfinite(number)):
+                return JM_OTHER
+        elif kind == JM_INT:
+            whole = PyLong_AsLongLongAndOverflow(<object>item, &overflow)
+            if overflow or not -(<long long>1 << 31) <= whole < <long long>1 << 31:
+                return JM_OTHER
+        elif kind != JM_BOOL:
+            if not _is_list(item) or depth == MOST_NESTED:
+                return JM_OTHER
+            kind = _kind_of_items(item, depth + 1, count)
+            count[0] -= 1
+        if kind == JM_OTHER or (i and kind != found):
+            return JM_OTHER
+        found = kind
+        count[0] += 1
+    return found
+
+
+cdef bint _lists_are_untouched() except -1:
+    """Is nothing replaced by which the reference converts a list, nor what is done instead?"""
+    return (
+        _have_rules and stage_is_untouched() and is_untouched(function_rules)
+        and is_converted_as_before()
+    )
+
+
+cdef object _state_of_lists(Context context, object numbers):
+    """The dtype of arrays that are made of such lists; 1 the second time that one comes, or 0."""
+    cdef Records records = stage_records_of(context)
+    if records.lists is None or len(records.lists) > MOST_LISTS:
+        records.lists = {}
+    state = records.lists.get(numbers)
+    if state is None and not is_asked():
+        records.lists[numbers] = 1
+    return state or 0
+
+
+cdef int _learn_list(
+    object items, int by, int entry, Context context, object numbers, object made
+) except -1:
+    """See whether staging what numpy makes of a list has the result that the reference's call had.
+
+    Failing to see it is no error of the user's.
+    """
+    cdef PyObject* leaf = NULL
+    cdef int reason
+    cdef Records records = stage_records_of(context)
+    if type(made) is not _array_type or tapes.current is not None or not is_current(context):
+        return 0
+    if records.lists_learned >= MOST_LEARNED:
+        return 0
+    records.lists_learned += 1
+    try:
+        data = np.asarray(items, array_dtype(made))
+        enter()
+        try:
+            staged = stage_function(data)
+        finally:
+            leave()
+        if (
+            array_aval(staged) == array_aval(made)
+            and array_committed(staged) == array_committed(made)
+            and are_equal(array_sharding(staged), array_sharding(made))
+        ):
+            records.lists[numbers] = data.dtype
+            _stage(<PyObject*>data, JM_NDARRAY, context, entry, by, &reason, &leaf)
+        if leaf != NULL:
+            (<LeafPlan>leaf).staged_by |= by
+            Py_DECREF(<object>leaf)
+    except Exception:
+        if JM_DEBUG:
+            raise
+    return 0
+
+
+cdef PyObject* _make_array_of_list(
+    int by, Row row, object numbers, PyObject** args, size_t nargsf
+) except? NULL:
+    """An array of a list with so many numbers of a kind, which `numbers` says."""
+    cdef PyObject* result = NULL
+    cdef PyObject* unseen = NULL
+    cdef object data
+    cdef int reason
+    cdef Context context = staging_context(&reason)
+    state = 0
+    if context is not None:
+        state = _state_of_lists(context, numbers)
+        reason = NOT_RECORDED
+    if state and state != 1:
+        try:
+            data = np.asarray(<object>args[0], state)
+        except ValueError:    # lists of several lengths
+            state = 0
+        else:
+            result = (<take_function>_stage)(
+                <PyObject*>data, JM_NDARRAY, context, row.entry, by, &reason, &unseen
+            )
+            if result != NULL:
+                return _counted(row.entry, <PyObject*>data, result)
+            if PyErr_Occurred() != NULL:
+                return NULL
+            Py_XDECREF(unseen)
+    count_miss(row.entry, reason)
+    result = perform(<PyObject*>row.call, args, nargsf, NULL)
+    if state and reason == NOT_RECORDED and result != NULL:
+        _learn_list(<object>args[0], by, row.entry, context, numbers, <object>result)
+    return result
+
+
 # --- Calls ---------------------------------------------------------------------------------------
 
 cdef PyObject* make_array(
@@ -153,11 +324,7 @@ cdef PyObject* make_array(
     if context is not None:
         result = (<take_function>_stage)(x, kind, context, entry, by, &reason, &unseen)
         if result != NULL:
-            if tapes.current is not None:
-                tapes.note_primitive(<PyObject*>_stage_primitive, NULL, NULL)
-                tapes.note(stage_function, &x, 1, NULL, result)
-            count_hit(entry)
-            return result
+            return _counted(entry, x, result)
         if PyErr_Occurred() != NULL:
             return NULL
         if reason != NOT_RECORDED:
@@ -178,6 +345,7 @@ cdef PyObject* _call(
     int by, Row row, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
     """A function of `jax.numpy` that makes arrays."""
+    cdef Py_ssize_t count = 0
     cdef int kind
     if names == NULL and PyVectorcall_NARGS(nargsf) == 1 and _stage_primitive is not None:
         kind = jm_kind_of_type(&types, Py_TYPE(args[0]))
@@ -188,6 +356,12 @@ cdef PyObject* _call(
                 )
             count_miss(row.entry, REPLACED)
             return perform(<PyObject*>row.call, args, nargsf, names)
+        if _is_list(args[0]):
+            kind = _kind_of_items(args[0], 0, &count)
+            if kind != JM_OTHER and _lists_are_untouched():
+                return (<list_function>_make_array_of_list)(
+                    by * OF_LISTS, row, kind + KIND_COUNT * count, args, nargsf
+                )
     return (<call_row_function>call_row)(row, args, nargsf, names)
 
 

@@ -43,5 +43,8 @@ cdef PyObject* call_row(
     Row row, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL
 
+# Is nothing replaced that converts a number or places it? The function would not call it.
+cdef bint is_converted_as_before() except -1
+
 # `call_row` as its callers see it; see `errors`.
 ctypedef PyObject* (*call_row_function)(Row, PyObject**, size_t, PyObject*) noexcept

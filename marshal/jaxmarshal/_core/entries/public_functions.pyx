@@ -489,8 +489,7 @@ cdef tuple _converting = (
 )
 
 
-cdef bint _is_converted_as_before() except -1:
-    """Is nothing replaced that converts a number or places it? The function would not call it."""
+cdef bint is_converted_as_before() except -1:
     return is_untouched(placement_rules) and have_their_rules([_converting])
 
 
@@ -522,7 +521,7 @@ cdef bint _may_convert(Row row) except -1:
     none.with_functions = False
     return (
         context is not None and not context.has_mesh and _obstacle(row, &none) == HIT
-        and _is_converted_as_before()
+        and is_converted_as_before()
     )
 
 

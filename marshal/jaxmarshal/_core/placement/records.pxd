@@ -73,6 +73,8 @@ cdef class Records:
     cdef TargetPlan default    # for target None
     cdef dict targets          # target, a spec with its mesh, -> TargetPlan, by equality
     cdef dict functions        # what the reference calls for an argument; see `reshard`
+    cdef dict lists            # see `array_from_host`
+    cdef int lists_learned     # how often one was learned
     cdef list recent           # TargetPlans whose target was seen last, compared by pointer
     cdef int next_recent
 
