@@ -272,6 +272,7 @@ LISTS = {
     "floats": lambda i: [i + 0.5, -2.0, 1e-3], "ints": lambda i: [i, -7, 2**31 - 1],
     "bools": lambda i: [i % 2 == 0, True], "a tuple": lambda i: (0.25 * i, 1.0),
     "one": lambda i: [float(i)], "nested": lambda i: [[i, 1], [2, 3]],
+    "mixed": lambda i: [i, 0.5, True], "mixed in lists": lambda i: [[0.5 * i, 1], [2, 3.0]],
     "deep": lambda i: [[(1.0 * i,)], [(-0.0,)]], "nan": lambda i: [jnp.nan, jnp.inf, -0.0 * i],
 }  # fmt: skip
 
@@ -300,11 +301,12 @@ class Float(float):
 @pytest.mark.parametrize(
     "items",
     [
-        [], [[], []], [1, 2.0], [True, 2], [1.0, [2.0]], [[1.0], [2.0, 3.0]], [2**31, 1],
+        [], [[], []], [1, 2.0], [2.5, 1], [True, 2], [2, True], [False, 0.5], [1.5, True],
+        [1.0, [2.0]], [[1.0], [2.0, 3.0]], [2**31, 1],
         [-(2**31) - 1], [2**70], [1e39], [1e300, 1.0], [1e-40], [5e-324], [1.0, None], ["a"],
         [np.float32(1), 2.0], [np.arange(2.0), 1.0], [1.0, 1j], [1j], [Float(1)], [1.0, Float(1)],
         [[[[[[1.0]]]]]], [np.float64(2), 1.0], [b"x"], {1.0}, range(3), {"a": 1.0},
-        [2**31 - 1, -(2**31)],
+        [2**31 - 1, -(2**31)], [2**62, 1], [2**24 + 1, 0.5], [10**40, 1.0], [1.0, 2**63],
     ],
     ids=str,
 )  # fmt: skip

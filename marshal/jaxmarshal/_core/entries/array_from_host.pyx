@@ -39,8 +39,8 @@ from jaxmarshal._core.values.array_words cimport (
 )
 from jaxmarshal._core.values.capi cimport PyErr_Occurred
 from jaxmarshal._core.values.kinds cimport (
-    JM_BOOL, JM_FLOAT, JM_INT, JM_NDARRAY, JM_NP_SCALAR, JM_OTHER, Py_TYPE, jm_kind_is_host,
-    jm_kind_of_type, types
+    JM_BOOL, JM_FLOAT, JM_INT, JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, jm_kind_is_host, jm_kind_of_type,
+    types
 )
 from jaxmarshal._core.values.live_objects cimport JM_DEBUG, counters
 from jaxmarshal._core.values.methods cimport PyVectorcall_NARGS, make_method, vectorcallfunc
@@ -187,14 +187,13 @@ cdef inline bint _is_list(PyObject* x) noexcept:
     return PyList_CheckExact(<object>x) or PyTuple_CheckExact(<object>x)
 
 
-cdef int _kind_of_items(PyObject* items, int depth, Py_ssize_t* count) noexcept:
-    """The kind of all numbers in a list of lists, and how many there are; or JM_OTHER.
+cdef int _kinds_of_items(PyObject* items, int depth, Py_ssize_t* count) noexcept:
+    """A bit for each kind of number in a list of lists, and how many numbers there are; or 0.
 
-    That of numbers whose conversion to an array neither warns nor fails.
+    Of numbers whose conversion to an array does not warn.
     """
-    cdef int found = JM_OTHER, kind, overflow
+    cdef int found = 0, kind, overflow
     cdef double number
-    cdef long long whole
     cdef PyObject* item
     cdef Py_ssize_t i
     for i in range(PySequence_Fast_GET_SIZE(items)):
@@ -203,19 +202,20 @@ cdef int _kind_of_items(PyObject* items, int depth, Py_ssize_t* count) noexcept:
         if kind == JM_FLOAT:
             number = fabs(PyFloat_AS_DOUBLE(<object>item))
             if not (LEAST_FLOAT <= number <= MOST_FLOAT or number == 0 or not isfinite(number)):
-                return JM_OTHER
+                return 0
         elif kind == JM_INT:
-            whole = PyLong_AsLongLongAndOverflow(<object>item, &overflow)
-            if overflow or not -(<long long>1 << 31) <= whole < <long long>1 << 31:
-                return JM_OTHER
+            PyLong_AsLongLongAndOverflow(<object>item, &overflow)
+            if overflow:
+                return 0
         elif kind != JM_BOOL:
-            if not _is_list(item) or depth == MOST_NESTED:
-                return JM_OTHER
-            kind = _kind_of_items(item, depth + 1, count)
-            count[0] -= 1
-        if kind == JM_OTHER or (i and kind != found):
-            return JM_OTHER
-        found = kind
+            kind = 0
+            if _is_list(item) and depth < MOST_NESTED:
+                kind = _kinds_of_items(item, depth + 1, count)
+            if not kind:
+                return 0
+            found |= kind
+            continue
+        found |= 1 << kind
         count[0] += 1
     return found
 
@@ -280,7 +280,7 @@ cdef int _learn_list(
 cdef PyObject* _make_array_of_list(
     int by, Row row, object numbers, PyObject** args, size_t nargsf
 ) except? NULL:
-    """An array of a list with so many numbers of a kind, which `numbers` says."""
+    """An array of a list with so many numbers of these kinds, which `numbers` says."""
     cdef PyObject* result = NULL
     cdef PyObject* unseen = NULL
     cdef object data
@@ -293,7 +293,7 @@ cdef PyObject* _make_array_of_list(
     if state and state != 1:
         try:
             data = np.asarray(<object>args[0], state)
-        except ValueError:    # lists of several lengths
+        except (OverflowError, ValueError):    # too large ints, lists of several lengths
             state = 0
         else:
             result = (<take_function>_stage)(
@@ -346,7 +346,7 @@ cdef PyObject* _call(
 ) except? NULL:
     """A function of `jax.numpy` that makes arrays."""
     cdef Py_ssize_t count = 0
-    cdef int kind
+    cdef int kind, kinds
     if names == NULL and PyVectorcall_NARGS(nargsf) == 1 and _stage_primitive is not None:
         kind = jm_kind_of_type(&types, Py_TYPE(args[0]))
         if jm_kind_is_host(kind):
@@ -357,10 +357,10 @@ cdef PyObject* _call(
             count_miss(row.entry, REPLACED)
             return perform(<PyObject*>row.call, args, nargsf, names)
         if _is_list(args[0]):
-            kind = _kind_of_items(args[0], 0, &count)
-            if kind != JM_OTHER and _lists_are_untouched():
+            kinds = _kinds_of_items(args[0], 0, &count)
+            if kinds and _lists_are_untouched():
                 return (<list_function>_make_array_of_list)(
-                    by * OF_LISTS, row, kind + KIND_COUNT * count, args, nargsf
+                    by * OF_LISTS, row, kinds | count << KIND_COUNT, args, nargsf
                 )
     return (<call_row_function>call_row)(row, args, nargsf, names)
 
