@@ -291,6 +291,38 @@ def test_lists_with_other_numbers_each_time(name, items):
     assert after["hits"] - before["hits"] == 8 and after["misses"] == before["misses"]
 
 
+@pytest.mark.parametrize(
+    "dtype", [jnp.float32, np.float32, np.dtype("float32"), jnp.int32, np.uint8, jnp.int8, np.bool_,
+              jnp.uint32, np.int16, np.uint16, "float32", jnp.float16, np.float64, jnp.bfloat16,
+              float, int, np.int64, jnp.complex64, ">f4", None, jnp.bool_],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_lists_as_a_dtype(name, dtype):
+    """As another dtype than JAX would choose, with its errors and warnings."""
+    make = MAKERS[name]
+    lists = [[0.5, 2.0], [3, 1], [True, False], [1, 0.5], [-1, 300], [70000], [jnp.nan], [1e9, 1.0]]
+    for i in range(4):
+        for items in lists:
+            same(lambda: make(items, dtype=dtype), turns=1)
+            same(lambda: getattr(jnp, name)(items, dtype), turns=1)
+        same(lambda i=i: make([[i, 1]], dtype=dtype), turns=1)
+        same(lambda: make([3, 1], dtype=dtype), context=partial(jax.enable_x64, True))
+    same(lambda: make([3, 1], dtype=dtype, copy=False))
+    same(lambda: make([3, 1], device=jax.devices()[0]))
+    same(lambda: make([3, 1], ndmin=2) if name == "array" else make([3, 1], order="K"))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_lists_as_a_dtype_are_hit(name):
+    make = MAKERS[name]
+    for dtype in (jnp.float32, np.int32, np.dtype("uint8"), jnp.bool_):
+        for i in range(4):
+            make([i, 1], dtype=dtype)
+        for i in range(4):
+            hit_by(name, lambda i=i: make([i, 7], dtype=dtype))
+
+
 class Float(float):
     """A float that numpy asks for its value."""
 

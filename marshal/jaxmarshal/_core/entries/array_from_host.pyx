@@ -16,6 +16,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
 from cpython.tuple cimport PyTuple_CheckExact
 from libc.math cimport fabs, isfinite
+from libc.stdint cimport uintptr_t
 
 from jaxmarshal._core.context.bypassed cimport (
     function_rules, is_untouched, stage_is_untouched, stage_is_untouched_function
@@ -55,6 +56,8 @@ import numpy as np
 from jaxmarshal._jax import private
 
 cdef extern from *:
+    PyObject* PyTuple_GET_ITEM(PyObject* tuple, Py_ssize_t i) noexcept
+    Py_ssize_t PyTuple_GET_SIZE(PyObject* tuple) noexcept
     PyObject* PySequence_Fast_GET_ITEM(PyObject* list, Py_ssize_t i) noexcept
     Py_ssize_t PySequence_Fast_GET_SIZE(PyObject* list) noexcept
     void PyErr_Fetch(PyObject** cls, PyObject** value, PyObject** traceback) noexcept
@@ -63,7 +66,7 @@ cdef extern from *:
 # As their callers see them; see `errors`.
 ctypedef PyObject* (*take_function)(PyObject*, int, Context, int, int, int*, PyObject**) noexcept
 ctypedef PyObject* (*watch_function)(LeafPlan, int, PyObject*, PyObject**, size_t) noexcept
-ctypedef PyObject* (*list_function)(int, Row, object, PyObject**, size_t) noexcept
+ctypedef PyObject* (*list_function)(int, Row, object, PyObject**, size_t, PyObject*) noexcept
 ctypedef PyObject* (*call_function)(int, Row, PyObject**, size_t, PyObject*) noexcept
 
 cdef enum:    # flags of `LeafPlan.staged_by`
@@ -220,6 +223,38 @@ cdef int _kinds_of_items(PyObject* items, int depth, Py_ssize_t* count) noexcept
     return found
 
 
+# Dtypes that may be asked for, by what JAX makes them of without a warning; the first is float32.
+cdef tuple _dtypes = tuple([
+    (np.dtype(name), getattr(np, name), getattr(private.jnp, name))
+    for name in (
+        "float32", "int32", "uint32", "int16", "uint16", "int8", "uint8", "bool_",
+    )
+])
+cdef dict _numbers_of_dtypes = {
+    id(said): i for i, group in enumerate(_dtypes, start=1) for said in group
+}
+
+
+cdef Py_ssize_t _numbers_of_list(PyObject** args, Py_ssize_t n, PyObject* names) except -1:
+    """The kinds of the numbers in a list, how many there are, and what dtype is asked for; or 0."""
+    cdef int kinds
+    cdef Py_ssize_t dtype = 0, count = 0
+    if names != NULL:
+        n += PyTuple_GET_SIZE(names)
+    if n > 2:
+        return 0
+    if n == 2:
+        if names != NULL and <object>PyTuple_GET_ITEM(names, 0) != "dtype":
+            return 0
+        dtype = _numbers_of_dtypes.get(<uintptr_t>args[1], 0)
+        if not dtype:
+            return 0
+    kinds = _kinds_of_items(args[0], 0, &count)
+    if not kinds or (dtype > 1 and kinds & 1 << JM_FLOAT):
+        return 0
+    return kinds | (dtype | count << 8) << KIND_COUNT
+
+
 cdef bint _lists_are_untouched() except -1:
     """Is nothing replaced by which the reference converts a list, nor what is done instead?"""
     return (
@@ -278,9 +313,9 @@ cdef int _learn_list(
 
 
 cdef PyObject* _make_array_of_list(
-    int by, Row row, object numbers, PyObject** args, size_t nargsf
+    int by, Row row, object numbers, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
-    """An array of a list with so many numbers of these kinds, which `numbers` says."""
+    """An array of a list; `numbers` are those of `_numbers_of_list`."""
     cdef PyObject* result = NULL
     cdef PyObject* unseen = NULL
     cdef object data
@@ -305,7 +340,7 @@ cdef PyObject* _make_array_of_list(
                 return NULL
             Py_XDECREF(unseen)
     count_miss(row.entry, reason)
-    result = perform(<PyObject*>row.call, args, nargsf, NULL)
+    result = perform(<PyObject*>row.call, args, nargsf, names)
     if state and reason == NOT_RECORDED and result != NULL:
         _learn_list(<object>args[0], by, row.entry, context, numbers, <object>result)
     return result
@@ -345,8 +380,8 @@ cdef PyObject* _call(
     int by, Row row, PyObject** args, size_t nargsf, PyObject* names
 ) except? NULL:
     """A function of `jax.numpy` that makes arrays."""
-    cdef Py_ssize_t count = 0
-    cdef int kind, kinds
+    cdef int kind
+    cdef Py_ssize_t numbers
     if names == NULL and PyVectorcall_NARGS(nargsf) == 1 and _stage_primitive is not None:
         kind = jm_kind_of_type(&types, Py_TYPE(args[0]))
         if jm_kind_is_host(kind):
@@ -356,12 +391,12 @@ cdef PyObject* _call(
                 )
             count_miss(row.entry, REPLACED)
             return perform(<PyObject*>row.call, args, nargsf, names)
-        if _is_list(args[0]):
-            kinds = _kinds_of_items(args[0], 0, &count)
-            if kinds and _lists_are_untouched():
-                return (<list_function>_make_array_of_list)(
-                    by * OF_LISTS, row, kinds | count << KIND_COUNT, args, nargsf
-                )
+    if PyVectorcall_NARGS(nargsf) and _stage_primitive is not None and _is_list(args[0]):
+        numbers = _numbers_of_list(args, PyVectorcall_NARGS(nargsf), names)
+        if numbers and _lists_are_untouched():
+            return (<list_function>_make_array_of_list)(
+                by * OF_LISTS, row, numbers, args, nargsf, names
+            )
     return (<call_row_function>call_row)(row, args, nargsf, names)
 
 
