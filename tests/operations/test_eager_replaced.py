@@ -20,7 +20,7 @@ import pytest
 from child import run_code
 from eager import X, hits
 from jax import lax
-from jax._src import api, core, dispatch, dtypes
+from jax._src import ad_util, api, config, core, dispatch, dtypes
 from jax._src.interpreters import pxla
 from jax.scipy import special
 from observe import total_hits
@@ -29,6 +29,7 @@ from support import without_jaxmarshal
 import jaxmarshal
 from jaxmarshal._jax import patching, private
 from jaxmarshal._reports import counting
+from jaxmarshal.benchmarks import survey
 
 Y = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -214,6 +215,10 @@ DEEP = {
     "wrapping": ("jax._src.linear_util", "wrap_init", lambda x, y: jax.nn.relu(x)),
     "names": ("jax._src.source_info_util", "extend_name_stack",
               lambda x, y: jnp.einsum("ij,kj->ik", y, y)),
+    "wrapped function": ("jax._src.linear_util:WrappedFun", "call_wrapped",
+                         lambda x, y: jax.nn.relu(x)),
+    "source": ("jax._src.source_info_util:SourceInfo", "replace",
+               lambda x, y: jnp.einsum("ij,kj->ik", y, y)),
     "parser": ("opt_einsum.parser", "parse_einsum_input",
                lambda x, y: jnp.einsum("ij,kj->ik", y, y)),
 }  # fmt: skip
@@ -248,6 +253,48 @@ def test_trap_15_what_functions_go_through(name):
             expected = observed()
     assert changed == [expected] * 3
     assert observed() == warm[0]
+
+
+def test_trap_15_a_primitive_by_another_name():
+    """Trap 15: a function looks a primitive up in a module that defines no array functions."""
+
+    class Doubling:
+        name = "doubling"
+
+        def bind(self, x):
+            return x * 2
+
+    x = jnp.asarray(X)
+    for _ in range(6):
+        before, plain = total_hits(), lax.stop_gradient(x)
+    assert total_hits() > before
+    with mock.patch.object(ad_util, "stop_gradient_p", Doubling()):
+        for _ in range(3):
+            assert np.array_equal(lax.stop_gradient(x), 2 * X)
+    assert np.array_equal(lax.stop_gradient(x), plain)
+
+
+@pytest.mark.parametrize("scope", ["explicit_device_put_scope", "explicit_device_get_scope"])
+def test_trap_15_scopes_of_transfers(scope):
+    """Trap 15: what `device_put` and `device_get` enter while they move data."""
+    x = jnp.asarray(X)
+    stand_in, seen = spied(config, scope)
+
+    def calls():
+        jax.device_put((x, x), jax.devices()[0])
+        jax.device_get((x, X))
+
+    for _ in range(4):
+        before = total_hits()
+        calls()
+    assert total_hits() > before
+    counts = []
+    for side in (without_jaxmarshal, contextlib.nullcontext):
+        with side(), mock.patch.object(config, scope, stand_in):
+            seen.clear()
+            calls()
+            counts.append(len(seen))
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("name", ["relu", "logit"])
@@ -311,6 +358,76 @@ def test_trap_15_the_modules_of_all_functions_are_watched():
     assert all(
         id(inspect.unwrap(place.original).__globals__) in watched | late for place in entry.places
     )
+
+
+#: Calls of `device_put` and the like, and of what the survey has not.
+PLACING = {
+    "device_put": lambda g: jax.device_put(X),
+    "to a device": lambda g: jax.device_put(X, jax.devices()[1]),
+    "to a sharding": lambda g: jax.device_put(X, _spread()),
+    "a tree": lambda g: jax.device_put({"a": X, "b": (g.x,)}),
+    "an array": lambda g: jax.device_put((g.x, g.x), jax.devices()[1]),
+    "a copy": lambda g: jax.device_put(g.x, may_alias=False),
+    "device_get": lambda g: jax.device_get((g.x, g.scalar)),
+    "make_array_from_process_local_data": (
+        lambda g: jax.make_array_from_process_local_data(_spread(), X)
+    ),
+}  # fmt: skip
+MORE = {
+    "jnp.asarray, device": lambda g: jnp.asarray(g.x, device=jax.devices()[1]),
+    "jnp.array of a list": lambda g: jnp.array([1.0, 2.0]),
+    "jnp.bincount": lambda g: jnp.bincount(g.i, length=6),
+    "jnp.nonzero, size": lambda g: jnp.nonzero(g.v, size=4),
+    "jnp.unique, size": lambda g: jnp.unique(g.n, size=5),
+    "segment_sum": lambda g: jax.ops.segment_sum(g.v, jnp.arange(4)),
+    "keys": lambda g: list(g.keys),
+}
+
+
+def _spread():
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:2]), ("x",))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+
+
+def owners_of_functions_run_by(call):
+    """(module, class or "") of each function of JAX's in Python that a call runs."""
+    found = set()
+
+    def note(frame, event, _):
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
+        if event == "call" and module.startswith(("jax.", "opt_einsum")) and "<" not in name:
+            found.add((module, name.rpartition(".")[0]))
+
+    for _ in range(3):
+        call()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("calls", ["placing", "functions"])
+def test_trap_15_whatever_calls_run_is_watched(calls):
+    """Trap 15: a function of JAX's that a warm call runs is looked up where a rule watches.
+
+    But for those that are entry points themselves, and for `jax.scipy`, which is watched when it
+    has been imported.
+    """
+    given = survey._given()
+    rules = [*private.placement_rules]
+    if calls == "functions":
+        rules += [*private.bind_rules, *private.numpy_rules, *private.function_rules]
+    watched, missing = {id(place) for place in rules}, {}
+    for name, call in (PLACING if calls == "placing" else {**survey.CALLS, **MORE}).items():
+        with without_jaxmarshal():
+            owners = owners_of_functions_run_by(lambda call=call: call(given))
+        for module, cls in owners:
+            place = private.lookup_quietly(module, cls) if cls else sys.modules[module]
+            if id(place) not in watched and not module.startswith("jax._src.scipy"):
+                missing.setdefault((module, cls), []).append(name)
+    assert missing == {}
 
 
 @pytest.mark.parametrize("name", ["bind", "bind_with_trace"])

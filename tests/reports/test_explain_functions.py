@@ -308,8 +308,8 @@ NUMBERS = {
         lambda x, i: jnp.linspace(0, i, 5), lambda x, i: jnp.linspace(0, jnp.asarray(i), 5),
     ),
     "asarray": (
-        lambda x, i: jnp.asarray([i, 1.0]),
-        lambda x, i: jnp.asarray(np.array([i, 1.0], np.float32)),
+        lambda x, i: jnp.asarray([i, 1j]),
+        lambda x, i: jnp.asarray(np.array([i, 1j], np.complex64)),
     ),
 }  # fmt: skip
 
@@ -321,7 +321,7 @@ def test_numbers_that_change(entry):
     x = jnp.arange(100.0)
     f = {"getitem": operator.getitem, "functions": jnp.linspace, "asarray": jnp.asarray}[entry]
     args = {
-        "getitem": (x, slice(77, None)), "functions": (0, 77, 5), "asarray": ([77, 1.0],),
+        "getitem": (x, slice(77, None)), "functions": (0, 77, 5), "asarray": ([77, 1j],),
     }[entry]  # fmt: skip
     with jaxmarshal.installed():
         for i in range(4):

@@ -490,6 +490,9 @@ bind_rules = _places(
     "jax._src.core:Primitive", "jax._src.core:EvalTrace", "jax._src.core:TracingContext",
     "jax._src.core:pytype_aval_mappings", "jax._src.mesh:AbstractMesh",
 )  # fmt: skip
+bind_rules += _places_of_some(
+    "jax._src.core:RefMeta", "jax._src.core:SetCurrentTraceContextManager",
+)  # fmt: skip
 #: What entry points of `jax.numpy`, and indexing, look names up in beside these.
 numpy_rules = _places(
     "jax._src.abstract_arrays", "jax._src.array", "jax._src.lax.lax", "jax._src.lax.slicing",
@@ -539,6 +542,17 @@ function_rules += _places_of_some(
     "jax._src.core:ClosedJaxpr", "jax._src.core:ManualAxisType",
     "jax._src.numpy.indexing:_StaticSliceIndexer",
     "jax._src.source_info_util:ExtendNameStackContextManager",
+    "jax._src.ad_util", "jax._src.config", "jax._src.config:UserConfig", "jax._src.core:JaxprEqn",
+    "jax._src.effects:EffectTypeSet", "jax._src.flattree:FTDict", "jax._src.flattree:FTFiltered",
+    "jax._src.flattree:FTPyTree", "jax._src.flattree:FTSingleton", "jax._src.flattree:FTTuple",
+    "jax._src.hijax", "jax._src.hijax:HiPrim", "jax._src.interpreters.mlir",
+    "jax._src.interpreters.pxla:JitGlobalCppCacheKeys", "jax._src.linear_util:DebugInfo",
+    "jax._src.linear_util:EqualStore", "jax._src.linear_util:Store",
+    "jax._src.linear_util:WrappedFun", "jax._src.mesh:Mesh", "jax._src.numpy.hijax",
+    "jax._src.numpy.hijax:Nonzero", "jax._src.numpy.indexing:IndexingStrategy",
+    "jax._src.partition_spec", "jax._src.source_info_util:NameStack",
+    "jax._src.source_info_util:SourceInfo", "jax._src.traceback_util", "jax._src.util:Either",
+    "jax._src.xla_bridge",
 )
 function_rules += [
     importlib.import_module(f"opt_einsum{name}")
@@ -554,8 +568,22 @@ placement_rules = _places(
     "jax._src.interpreters.pxla:global_result_handlers",
     "jax._src.core:pytype_aval_mappings",
 )  # fmt: skip
+placement_rules += _places_of_some(
+    "jax._src.abstract_arrays", "jax._src.api_util", "jax._src.config",
+    "jax._src.core:AbstractValue", "jax._src.core:ManualAxisType", "jax._src.core:RefMeta",
+    "jax._src.core:SetCurrentTraceContextManager", "jax._src.core:ShapedArray",
+    "jax._src.core:TracingContext", "jax._src.dispatch:_DeferredShardArg",
+    "jax._src.layout", "jax._src.literals:TypedNdArray", "jax._src.mesh",
+    "jax._src.mesh:AbstractMesh", "jax._src.mesh:Mesh", "jax._src.mesh:_HashableDeviceArray",
+    "jax._src.named_sharding", "jax._src.partition_spec",
+    "jax._src.partition_spec:PartitionSpec", "jax._src.sharding:Sharding",
+    "jax._src.traceback_util", "jax._src.util", "jax._src.xla_bridge",
+)
 #: Names in these, and in modules of libraries, that these assign to themselves.
-VARIABLES = frozenset({"test_event_listener", "last_error_info"})
+VARIABLES = frozenset({
+    "test_event_listener", "last_error_info", "already_configured_with_absl", "_backends",
+    "_backend_errors", "_default_backend", "_plugins_registered", "_at_fork_handler_installed",
+})
 
 # --- Switches that `python -m jaxmarshal run` offers ---------------------------------------------
 set_tracebacks_enabled = _lookup("jaxlib._jax", "set_tracebacks_enabled")
