@@ -154,7 +154,10 @@ cdef set _dtypes_on(Tape tape):
         arrays = [array for array in arrays[1:] if not _is_key(array)]
     found = {_dtype_of(array) for array in arrays}
     for step in tape.steps:
-        found.update([arg.dtype for arg in step.args if isinstance(arg, (np.ndarray, np.generic))])
+        found.update([
+            arg.dtype for arg in step.args
+            if isinstance(arg, (np.ndarray, np.generic)) or type(arg) is _literal_type
+        ])
     return found
 
 
