@@ -300,7 +300,10 @@ def test_trap_4_transfer_logs(capfd):
     """Trap 4: where transfers are logged, each is, in the words of the reference."""
     def lines():
         jax.clear_caches()    # the first transfer of a kind is logged in more words
-        for call in (lambda: jnp.asarray(X), lambda: lax.neg(X), lambda: jnp.full(2, 1.5)):
+        for call in (
+            lambda: jnp.asarray(X), lambda: lax.neg(X), lambda: jnp.full(2, 1.5),
+            lambda: jnp.array([2.5, 3.5]),
+        ):  # fmt: skip
             for _ in range(4):
                 with jax.transfer_guard("log"):
                     call()

@@ -225,10 +225,8 @@ cdef int _kinds_of_items(PyObject* items, int depth, Py_ssize_t* count) noexcept
 
 # Dtypes that may be asked for, by what JAX makes them of without a warning; the first is float32.
 cdef tuple _dtypes = tuple([
-    (np.dtype(name), getattr(np, name), getattr(private.jnp, name))
-    for name in (
-        "float32", "int32", "uint32", "int16", "uint16", "int8", "uint8", "bool_",
-    )
+    (np.dtype(getattr(np, name)), getattr(np, name), getattr(private.jnp, name))
+    for name in ("float32", "int32", "uint32", "int16", "uint16", "int8", "uint8", "bool_")
 ])
 cdef dict _numbers_of_dtypes = {
     id(said): i for i, group in enumerate(_dtypes, start=1) for said in group
@@ -286,8 +284,8 @@ cdef int _learn_list(
     cdef Records records = stage_records_of(context)
     if type(made) is not _array_type or tapes.current is not None or not is_current(context):
         return 0
-    if records.lists_learned >= MOST_LEARNED:
-        return 0
+    if records.lists_learned >= MOST_LEARNED or not transfers_unguarded(True, True):
+        return 0    # a guard may log what is staged
     records.lists_learned += 1
     try:
         data = np.asarray(items, array_dtype(made))
