@@ -545,7 +545,7 @@ function_rules += _places_of_some(
     "jax._src.ad_util", "jax._src.config", "jax._src.config:UserConfig", "jax._src.core:JaxprEqn",
     "jax._src.effects:EffectTypeSet", "jax._src.flattree:FTDict", "jax._src.flattree:FTFiltered",
     "jax._src.flattree:FTPyTree", "jax._src.flattree:FTSingleton", "jax._src.flattree:FTTuple",
-    "jax._src.hijax", "jax._src.hijax:HiPrim", "jax._src.interpreters.mlir",
+    "jax._src.hijax", "jax._src.hijax:HiPrim", "jax._src.interpreters.mlir", "jax._src.lib",
     "jax._src.interpreters.pxla:JitGlobalCppCacheKeys", "jax._src.linear_util:DebugInfo",
     "jax._src.linear_util:EqualStore", "jax._src.linear_util:Store",
     "jax._src.linear_util:WrappedFun", "jax._src.mesh:Mesh", "jax._src.numpy.hijax",
