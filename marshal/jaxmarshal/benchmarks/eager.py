@@ -156,6 +156,19 @@ def asarray_cases() -> Iterator[Case]:
             name, function.__name__.partition("_")[0], partial(_making, function, argument),
             least_speedup=speedup, quick=argument is x,
         )  # fmt: skip
+
+    def floats(x: Any, i: int) -> Any:
+        return jnp.array([float(i), 2.0, 3.0])
+
+    def ints(x: Any, i: int) -> Any:
+        return jnp.asarray([i, 2, 3], jnp.float32)
+
+    if private.stage_primitive is not None:
+        for name, entry, changing in (
+            ("jnp.array([i, 2., 3.]), another i", "array", floats),
+            ("jnp.asarray([i, 2, 3], f32), another i", "asarray", ints),
+        ):
+            yield Case(name, entry, partial(_running, changing), least_speedup=2)
     yield Case(
         "jnp.asarray(np f32[8]), blocking", "asarray",
         lambda: _making(asarray, x).blocking(),
