@@ -470,3 +470,19 @@ def test_trap_7_lists_are_not_shared():
         items[0] = float(i)
         made.append(jnp.array(items))
     assert [float(x[0]) for x in made] == list(range(8))
+
+
+def test_trap_2_no_array_of_a_list_is_kept():
+    """Trap 2: nor is one that was made to learn what the reference makes of lists."""
+    makers = [
+        lambda n: jnp.array([0.5] * n), lambda n: jnp.array([1] * n, dtype=jnp.float32),
+        lambda n: jnp.array([True] * n, jnp.float32),
+    ]  # fmt: skip
+    gc.collect()
+    before = len(jax.live_arrays())
+    for make in makers:
+        for n in range(1, 9):
+            for _ in range(4):
+                make(n)
+    gc.collect()
+    assert len(jax.live_arrays()) == before

@@ -10,11 +10,9 @@ staging an array of numpy's has the same result (aval, sharding, committed) is s
 """
 
 from cpython.float cimport PyFloat_AS_DOUBLE
-from cpython.list cimport PyList_CheckExact
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
-from cpython.tuple cimport PyTuple_CheckExact
 from libc.math cimport fabs, isfinite
 from libc.stdint cimport uintptr_t
 
@@ -38,7 +36,9 @@ from jaxmarshal._core.values.arguments cimport jm_table, jm_table_free, jm_table
 from jaxmarshal._core.values.array_words cimport (
     array_aval, array_committed, array_dtype, array_sharding
 )
-from jaxmarshal._core.values.capi cimport PyErr_Occurred
+from jaxmarshal._core.values.capi cimport (
+    PyErr_Occurred, PyList_CheckExact, PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE
+)
 from jaxmarshal._core.values.kinds cimport (
     JM_BOOL, JM_FLOAT, JM_INT, JM_NDARRAY, JM_NP_SCALAR, Py_TYPE, jm_kind_is_host, jm_kind_of_type,
     types
@@ -56,8 +56,6 @@ import numpy as np
 from jaxmarshal._jax import private
 
 cdef extern from *:
-    PyObject* PyTuple_GET_ITEM(PyObject* tuple, Py_ssize_t i) noexcept
-    Py_ssize_t PyTuple_GET_SIZE(PyObject* tuple) noexcept
     PyObject* PySequence_Fast_GET_ITEM(PyObject* list, Py_ssize_t i) noexcept
     Py_ssize_t PySequence_Fast_GET_SIZE(PyObject* list) noexcept
     void PyErr_Fetch(PyObject** cls, PyObject** value, PyObject** traceback) noexcept
@@ -187,7 +185,7 @@ cdef PyObject* _watch(
 # --- Lists ---------------------------------------------------------------------------------------
 
 cdef inline bint _is_list(PyObject* x) noexcept:
-    return PyList_CheckExact(<object>x) or PyTuple_CheckExact(<object>x)
+    return PyList_CheckExact(x) or PyTuple_CheckExact(x)
 
 
 cdef int _kinds_of_items(PyObject* items, int depth, Py_ssize_t* count) noexcept:
@@ -280,6 +278,7 @@ cdef int _learn_list(
     Failing to see it is no error of the user's.
     """
     cdef PyObject* leaf = NULL
+    cdef PyObject* known
     cdef int reason
     cdef Records records = stage_records_of(context)
     if type(made) is not _array_type or tapes.current is not None or not is_current(context):
@@ -300,7 +299,8 @@ cdef int _learn_list(
             and are_equal(array_sharding(staged), array_sharding(made))
         ):
             records.lists[numbers] = data.dtype
-            _stage(<PyObject*>data, JM_NDARRAY, context, entry, by, &reason, &leaf)
+            known = _stage(<PyObject*>data, JM_NDARRAY, context, entry, by, &reason, &leaf)
+            Py_XDECREF(known)    # there is one if `by` is known to stage such data, of other lists
         if leaf != NULL:
             (<LeafPlan>leaf).staged_by |= by
             Py_DECREF(<object>leaf)
