@@ -365,10 +365,6 @@ def test_trap_4_lists_in_contexts(name, items):
         partial(jax.transfer_guard, "disallow"), partial(jax.debug_nans, True),
         partial(jax.set_mesh, _mesh()),
     ]  # fmt: skip
-    if hasattr(jax.config, "jax_default_dtype_bits"):
-        from jax._src import config
-
-        contexts.append(partial(config.default_dtype_bits, "32"))
     for turn in range(2):
         same(lambda: make(LISTS[items](turn)))
         for context in contexts:

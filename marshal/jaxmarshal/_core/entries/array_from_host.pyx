@@ -262,10 +262,12 @@ cdef bint _lists_are_untouched() except -1:
 cdef object _state_of_lists(Context context, object numbers):
     """The dtype of arrays that are made of such lists; 1 the second time that one comes, or 0."""
     cdef Records records = stage_records_of(context)
-    if records.lists is None or len(records.lists) > MOST_LISTS:
+    if records.lists is None:
         records.lists = {}
     state = records.lists.get(numbers)
     if state is None and not is_asked():
+        if len(records.lists) > MOST_LISTS:
+            records.lists.clear()
         records.lists[numbers] = 1
     return state or 0
 
