@@ -17,6 +17,7 @@ typedef struct {
     int32_t input;           /* which of the executable's inputs it is; -1: pruned, it is none */
     unsigned char kind;      /* jm_kind of the recorded argument */
     unsigned char committed; /* the committed flag; 0 for host data */
+    unsigned char donated;   /* host data: may the executable use up the array they become? */
 } jm_guard;
 
 /* Takes the arguments of one call, in order, and puts them into the executable's inputs. */

@@ -133,7 +133,7 @@ def test_jitted_functions_are_named(log):
         return x + 1
 
     f, steps, table = jax.jit(add), Steps(), {"f": jax.jit(lambda x: x)}
-    x = np.ones(3, np.float32)
+    x = np.ones(10_000, np.float32)    # too long to be copied
     log.set_level(logging.INFO, "jaxmarshal")
     log.clear()
     with jaxmarshal.installed():
@@ -165,7 +165,7 @@ def test_a_place_without_source(log):
     """What nobody can read is called somewhere all the same."""
     f = jax.jit(lambda x: x + 1)
     with jaxmarshal.installed():
-        exec("f(x)", {"f": f, "x": np.ones(3, np.float32)})
+        exec("f(x)", {"f": f, "x": np.ones(10_000, np.float32)})
     (line,) = [r.getMessage() for r in log.records if r.levelname == "INFO"]
     assert line.startswith("jit: first miss (host_leaves), called at <string>:1. ")
 

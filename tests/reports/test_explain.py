@@ -469,7 +469,7 @@ def test_jitted_before_and_after_recording():
     function.clear_cache()
     assert explain(function, jnp.ones(3)).reason == "not_recorded"
     for bad, reason in (
-        (deleted(), "deleted"), ("text", "unknown_type"), (np.ones(3), "host_leaves"),
+        (deleted(), "deleted"), ("text", "unknown_type"), (np.ones(10_000), "host_leaves"),
     ):  # fmt: skip
         answer = explain(jitted(warm=False), bad)
         assert answer.reason == reason

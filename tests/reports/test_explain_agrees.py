@@ -278,7 +278,7 @@ def test_a_refused_call_keeps_its_reason():
         for _ in range(3):
             f(jnp.ones(4))
         for _ in range(200):
-            check("jit", f, (np.ones(4, np.float32),), {}, agreed)
+            check("jit", f, (np.ones(10_000, np.float32),), {}, agreed)
     assert agreed["host_leaves"] >= 199    # the first is compiled, and counts what is traced
 
 
@@ -291,7 +291,7 @@ def test_asking_changes_nothing():
             f(x)
         jaxmarshal.reset_stats()
         for _ in range(100):
-            assert jaxmarshal.explain(f, np.ones(3)).reason == "host_leaves"
+            assert jaxmarshal.explain(f, np.ones(10_000)).reason == "host_leaves"
         for _ in range(10):
             assert jaxmarshal.explain(f, x).hit
             f(x)

@@ -241,7 +241,7 @@ def test_misses_of_a_function(refused):
             elif refused == "skip":
                 function(jnp.zeros(i + 1, np.int8))
             else:
-                function(*([np.ones(8)] * 2 if refused == "host" else [x]))
+                function(*([np.ones(10_000)] * 2 if refused == "host" else [x]))
         counts = jaxmarshal.stats()["jit"]
         by_function = counting.by_function()["jit"]
         named = [count for name, count in by_function.items() if name.startswith("<lambda> (jit)")]

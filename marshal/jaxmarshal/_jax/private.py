@@ -379,11 +379,12 @@ array_getitem = _method(ArrayImpl, "__getitem__")
 aval_mappings = _lookup("jax._src.core", "pytype_aval_mappings")
 type_of_array = lookup_quietly("jax._src.array", "_get_aval_array")
 buffer_to_dlpack = _lookup("jaxlib._jax", "buffer_to_dlpack_managed_tensor")
+data_pointer = _called_by_pointer(ArrayImpl, "unsafe_buffer_pointer")
 #: What hands out the elements of an array: through the first of them go Python's conversions and
 #: `__array__`, through the last one `__dlpack__`. (The buffer protocol is another way.)
 array_readers = (
     _called_by_pointer(ArrayImpl, "_value.fget"),
-    _called_by_pointer(ArrayImpl, "unsafe_buffer_pointer"),
+    data_pointer,
     _called_by_pointer(buffer_to_dlpack),
 )
 #: `jax.device_get`, and what it asks each array in the end: all of it at once, or the one shard.
@@ -397,6 +398,7 @@ start_copies = lookup_quietly("jaxlib._jax", "batched_copy_to_host_async") or _f
     _method(ArrayImpl, "_copy_single_device_array_to_host_async")
 )
 block_until_ready = _method(ArrayImpl, "block_until_ready")
+is_ready = _method(ArrayImpl, "is_ready")
 consume_token = _lookup("jaxlib._jax", "ExecuteResults.consume_token")
 #: Is called after each computation that has callbacks or effects, before its results are arrays.
 token_taker = _called_by_pointer(consume_token)
@@ -665,6 +667,7 @@ HAVE_JIT: bool = _have(
     known_fields["jax._src.interpreters.pxla.MeshExecutableFastpathData"], known_fields["jax.jit"],
     cache_miss_code, *jit_key_states, abstract_mesh, disable_jit, flags=("HAVE_EXECUTE",),
 )
+HAVE_REUSE: bool = _have("HAVE_REUSE", data_pointer, is_ready, flags=("HAVE_JIT",))
 HAVE_RULES: bool = _have(
     "HAVE_RULES", *bind_rules, *numpy_rules, eval_trace, dict_versions
 )

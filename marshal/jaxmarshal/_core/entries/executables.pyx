@@ -176,7 +176,7 @@ cdef Plan _make_tree_plan(
         if params.is_high or type(executable) is not _mesh_executable_type:
             reason[0] = EXECUTABLE
             return None
-        reason[0] = flatten_for_plan(call, None, &structure, table, False)
+        reason[0] = flatten_for_plan(call, None, &structure, table, None, False)
         if reason[0]:
             return None
         constants = None

@@ -24,7 +24,9 @@ from jaxmarshal._core.plans.host_leaves cimport flatten_for_plan, is_better_in_c
 from jaxmarshal._core.plans.intake cimport jm_guard
 from jaxmarshal._core.plans.jit_configuration cimport jit_context
 from jaxmarshal._core.plans.jit_plans cimport FREE_FAILURES, JitPlans, expect_more, jit_info_of
-from jaxmarshal._core.plans.make cimport complete_plan, draft_plan, record_host_arguments
+from jaxmarshal._core.plans.make cimport (
+    complete_plan, draft_plan, record_host_arguments, reuse_host_arguments
+)
 from jaxmarshal._core.plans.plan cimport (
     Plan, most_plans, reason_of_miss, set_results, start_afresh, take_plan
 )
@@ -85,14 +87,17 @@ cdef Plan draft_jit_plan(
     cdef Plan plan
     init_structure(&structure, by_node=True)
     try:
-        reason[0] = flatten_for_plan(call, plans.rule, &structure, table, not plans.donates)
+        reason[0] = flatten_for_plan(
+            call, plans.rule, &structure, table, plans.donated, True
+        )
         if reason[0] and not (plans.takes_host and reason[0] == HOST_LEAVES):
             return None
         plan = draft_plan(context, table, reason)
         if plan is not None:
             describe_call(plan, call, plans.rule, &structure)
-            plan.keeps_scalars = not plans.donates
+            plan.keeps_scalars = True
             plan.only_kept = not plans.takes_host and is_better_in_cpp(table, False)
+            plan.only_reused = not plans.takes_host and is_better_in_cpp(table, True)
         return plan
     except Exception as error:
         reason[0] = TREE
@@ -127,6 +132,10 @@ cdef bint _complete(Plan plan, jm_table* table, object data, int* reason) except
         reason[0] = EXECUTABLE
         return False
     record_host_arguments(plan, table)
+    reuse_host_arguments(plan, table)
+    if plan.only_reused and not plan.reuses:
+        reason[0] = HOST_LEAVES
+        return False
     return True
 
 

@@ -7,6 +7,7 @@ shardings, dtypes and devices, and never an argument.
 
 from cpython.object cimport PyObject
 from jaxmarshal._core.context.configuration cimport Context
+from jaxmarshal._core.placement.host_data cimport HostBuffer
 from jaxmarshal._core.values.arguments cimport jm_slot, jm_table
 
 # What an entry point decided to do with an argument.
@@ -20,6 +21,8 @@ cdef enum Action:
     CALL       # by the jitted function that the reference calls; see `reshard`
     REFUSED    # it is why no plan can be made
     KEPT       # a scalar of which a plan keeps an array
+    REUSED     # host data in a HostBuffer, which is `ready`
+    DONATED    # host data in an array that the executable may use up
     CUSTOM_LAYOUT    # an array whose data do not lie in the default layout
 
 cdef enum:
@@ -27,6 +30,7 @@ cdef enum:
     LEAF_PROBES = 4
     RECENT_TARGETS = 4
     KIND_COUNT = 32     # at least JM_KIND_COUNT
+    MOST_REUSED = 32768    # bytes in a HostBuffer: copying more takes as long as what it saves
 
 # What the reference makes of a host argument with this kind, dtype and shape.
 cdef class LeafPlan:
@@ -127,6 +131,10 @@ cdef bint shards_in_python() except -1
 
 # Put a resolved host argument on the devices of `target`, the caller's own object: a jax.Array.
 cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=*)
+
+# Make a HostBuffer for arguments that were resolved as this one, or None where there can be none, as
+# on devices with a memory of their own.
+cdef HostBuffer make_host_buffer(jm_slot* slot, TargetPlan plan, object target)
 
 # Make sure that `device_put(x, target)` of a host argument is recorded; calls the reference if not.
 # Silent, for the call it belongs to was made before. Failures, and a transfer guard, leave it

@@ -11,7 +11,8 @@ from jaxmarshal._core.context.configuration cimport (
     Context, is_current, state_is, transfers_unguarded
 )
 from jaxmarshal._core.placement.host_data cimport (
-    canonical_array, cast_array, cut_array, hands_on_views, is_watched, view_of_base
+    HostBuffer, aligned_like, canonical_array, cast_array, cut_array, hands_on_views, is_watched,
+    make_buffer, view_of_base
 )
 from jaxmarshal._core.values.arguments cimport (
     jm_slot, jm_table, jm_table_free, jm_table_init, push_argument, set_ready
@@ -383,6 +384,24 @@ cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=Fa
     if copy:    # the array may not share the memory of a numpy array
         return _put(leaf.aval, sharding, shards, plan.devices, plan.committed, True)
     return _put(leaf.aval, sharding, shards, plan.devices, plan.committed)
+
+
+cdef HostBuffer make_host_buffer(jm_slot* slot, TargetPlan plan, object target):
+    cdef LeafPlan leaf = <LeafPlan>slot.plan
+    cdef object host = <object>slot.ready
+    cdef object memory
+    if not private.HAVE_REUSE or not plan.single or plan.cuts_first:
+        return None
+    if not 0 < cnp.PyArray_NBYTES(host) <= MOST_REUSED:
+        return None
+    memory = aligned_like(host)
+    try:
+        return make_buffer(
+            _put(leaf.aval, sharding_for(plan, target), (memory,), plan.devices, plan.committed),
+            memory,
+        )
+    except Exception:    # the backend does not tell where data are
+        return None
 
 
 # --- Recording what the reference returned -------------------------------------------------------

@@ -155,23 +155,34 @@ cdef int match_call(Plan plan, Call* call, jm_intake* intake) except -1:
     return _in_its_context(plan, call, intake) and _statics_match(plan, call, True) == 1
 
 
+cdef int _flatten_argument(
+    PyObject* arg, int number, Structure* structure, jm_table* table
+) except -1:
+    cdef Py_ssize_t i, before = table.count
+    cdef int reason = flatten_tree(<object>arg, NULL, structure, table)
+    for i in range(before, table.count):
+        table.slots[i].number = number
+    return reason
+
+
 cdef int flatten_call(
     Call* call, StaticRule rule, Structure* structure, jm_table* table
 ) except -1:
     cdef Py_ssize_t i
-    cdef int reason
+    cdef int reason, number = 0
     for i in range(call.n):
         if not _is_static(rule, i, call.n):
-            reason = flatten_tree(<object>call.args[i], NULL, structure, table)
+            reason = _flatten_argument(call.args[i], number, structure, table)
             if reason:
                 return reason
+            number += 1
     if call.names == NULL:
         return HIT
     if not are_plain_names(call.names):
         return TREE
     for name in sorted(<tuple>call.names):
         if rule is None or name not in rule.names:
-            reason = flatten_tree(<object>_by_name(call, name, 0), NULL, structure, table)
+            reason = _flatten_argument(_by_name(call, name, 0), -1, structure, table)
             if reason:
                 return reason
     return HIT

@@ -8,7 +8,7 @@ from jaxmarshal._core.placement.records cimport (
     LeafPlan, TargetPlan, find_target, records_of, resolve_host
 )
 from jaxmarshal._core.plans.intake cimport jm_guard, jm_intake
-from jaxmarshal._core.plans.plan cimport Plan, is_scalar, take_kept_scalar
+from jaxmarshal._core.plans.plan cimport Plan, is_kept, take_kept_scalar
 from jaxmarshal._core.values.arguments cimport (
     JM_COUNT_BUFFER_READ, jm_slot, jm_table, jm_table_clear, push_argument, set_ready
 )
@@ -109,7 +109,7 @@ cdef inline bint _is_alike(jm_guard* guard, object aval) except -1:
 cdef int _check_host(Plan plan, jm_guard* guard, jm_slot* slot) except -1:
     cdef TargetPlan target
     cdef int reason
-    if plan.keeps_scalars and is_scalar(slot.kind) and take_kept_scalar(plan, slot):
+    if is_kept(plan, slot) and take_kept_scalar(plan, slot):
         return HIT
     target = find_target(records_of(plan.context), <object>guard.where)
     if target is None:

@@ -14,6 +14,7 @@ cdef extern from "jaxmarshal/guard.h":
         int32_t input
         unsigned char kind
         unsigned char committed
+        unsigned char donated
     ctypedef struct jm_intake:
         const jm_array_layout* layout
         PyTypeObject* array_type

@@ -10,7 +10,8 @@ cdef class JitPlans(Plans):
     cdef StaticRule rule     # None where no argument is static
     cdef object made_of      # weak reference to the function that was jitted, or None
     cdef tuple options       # by what jaxlib's cache knows it beside that, see `_options`
-    cdef bint donates        # may a call use up its arguments?
+    # Which arguments a call may use up, as `flatten_call` numbers them; None for any of them.
+    cdef frozenset donated
     cdef int leave           # misses before a plan is tried again
     # Signatures that jaxlib answered by itself: may JAX's Python function be asked?
     cdef dict known

@@ -33,11 +33,14 @@ cdef object jit_info_of(object function):
     return vars(function).get("_jit_info")
 
 
-cdef bint _donates(object function) except -1:
+cdef frozenset _donated_by(object function):
     info = jit_info_of(function)
-    return bool(
-        getattr(info, "donate_argnums", True) or getattr(info, "donate_argnames", True)
-    )
+    try:
+        numbers, names = frozenset(info.donate_argnums), info.donate_argnames
+    except Exception:
+        return None
+    # Those by name are not told apart.
+    return numbers | {-1} if numbers or names else numbers
 
 
 cdef StaticRule static_rule_of(object function):
@@ -85,7 +88,7 @@ cdef JitPlans _make_plans(object function, bint share):
     plans.options = options
     if known is not None:
         plans.made_of = weakref.ref(state["fun"])
-    plans.donates = _donates(function)
+    plans.donated = _donated_by(function)
     _all_plans.add(weakref.ref(plans, _all_plans.discard))
     if known is not None:
         known.append((options, share, plans))

@@ -27,3 +27,7 @@ cdef Plan make_plan(
 
 # After the reference has performed the call: have the placement of host arguments recorded too.
 cdef int record_host_arguments(Plan plan, jm_table* table) except -1
+
+# After that: have their data go into memory that calls use one after the other, where the devices
+# share it.
+cdef int reuse_host_arguments(Plan plan, jm_table* table) except -1

@@ -1,8 +1,10 @@
 """Making plans from what the reference has."""
 
 from jaxmarshal._core.context.configuration cimport Context
+from jaxmarshal._core.placement.host_data cimport HostBuffer, give_buffer
 from jaxmarshal._core.placement.records cimport (
-    CUSTOM_LAYOUT, REFUSED, TargetPlan, ensure_recorded, find_target, records_of
+    CUSTOM_LAYOUT, DONATED, REFUSED, TargetPlan, ensure_recorded, find_target, make_host_buffer, records_of,
+    resolve_host
 )
 from jaxmarshal._core.plans.guard cimport take_base_array
 from jaxmarshal._core.plans.intake cimport jm_guard
@@ -57,6 +59,7 @@ cdef int _draft_array(Plan plan, jm_guard* guard, jm_slot* slot, object array) e
 cdef int _draft_guard(Plan plan, jm_guard* guard, jm_slot* slot) except -1:
     guard.kind = slot.kind
     guard.input = -1
+    guard.donated = slot.action == DONATED
     if slot.kind == JM_ARRAY:
         return _draft_array(plan, guard, slot, <object>slot.obj)
     if slot.kind != JM_KEY_ARRAY:
@@ -199,4 +202,35 @@ cdef int record_host_arguments(Plan plan, jm_table* table) except -1:
             target = find_target(records_of(plan.context), <object>guard.where)
             if target is not None and target.by_sharding:
                 replace_reference(&guard.where, target.sharding)
+    return 0
+
+
+cdef bint _make_buffers(Plan plan, jm_table* table) except -1:
+    """Have a HostBuffer for each host argument. 0 if there is none for one of them."""
+    cdef Py_ssize_t i
+    cdef jm_guard* guard
+    cdef jm_slot* slot
+    cdef HostBuffer buffer
+    cdef TargetPlan target
+    for i in range(plan.count):
+        guard, slot = &plan.guards[i], &table.slots[i]
+        if not jm_kind_is_host(guard.kind) or guard.input < 0:
+            continue
+        if guard.donated:
+            if plan.only_reused:
+                return False
+            continue
+        target = find_target(records_of(plan.context), <object>guard.where)
+        if target is None or resolve_host(slot, target, True):
+            return False
+        buffer = make_host_buffer(slot, target, <object>guard.where)
+        if buffer is None:
+            return False
+        give_buffer(<object>slot.plan, buffer)
+    return True
+
+
+cdef int reuse_host_arguments(Plan plan, jm_table* table) except -1:
+    plan.asks_results = True
+    plan.reuses = len(plan.handlers) > 0 and _make_buffers(plan, table)
     return 0

@@ -36,8 +36,13 @@ cdef class Plan:
     cdef Py_ssize_t inputs      # of the executable: constants and arguments that are kept
     cdef list constants         # owned: arrays that go before the arguments, or None
     cdef object execute         # bound method of the loaded executable
-    cdef bint keeps_scalars     # may arrays made of Python scalars be used again? Not if donated
-    cdef bint only_kept         # scalars that are not kept are better placed by jaxlib's C++
+    cdef bint keeps_scalars     # may arrays made of Python scalars be used again, unless donated?
+    cdef bint reuses            # may host arguments go into a HostBuffer, unless donated?
+    # What is neither kept nor in a HostBuffer is better placed by jaxlib's C++: scalars, or all.
+    cdef bint only_kept, only_reused
+    cdef bint asks_results      # is it asked at once if a call is over, or when the next one comes?
+    cdef int made               # HostBuffers since one was free
+    cdef int not_made           # calls that could have made one
     cdef dict scalars           # number of a guard -> what `plan` knows of it, or None
     cdef bint fails_as_jit      # what fails at run time is a ValueError, as in jaxlib's C++
     cdef list handlers          # of the results
@@ -76,6 +81,10 @@ cdef inline int reason_of_miss(Plan plan, int refused, int reason) noexcept:
 # Is it the kind of a Python scalar that can be kept?
 cdef inline bint is_scalar(int kind) noexcept:
     return kind == JM_BOOL or kind == JM_INT or kind == JM_FLOAT
+
+# May an array of this argument be kept?
+cdef inline bint is_kept(Plan plan, jm_slot* slot) noexcept:
+    return plan.keeps_scalars and is_scalar(slot.kind) and not plan.guards[slot.number].donated
 
 # Does the plan keep an array of the scalar that this argument is? Then that is what goes to the
 # executable, and nothing is looked up or converted.

@@ -10,10 +10,15 @@ from libc.string cimport memcpy, memset
 import weakref
 
 from jaxmarshal._core.context.configuration cimport transfers_unguarded
-from jaxmarshal._core.placement.records cimport KEPT, TargetPlan, put_host
+from jaxmarshal._core.placement.host_data cimport (
+    BUSY, FREE, LOST, HostBuffer, copy_array, give_buffer, is_over, state_of_buffers, take_buffer
+)
+from jaxmarshal._core.placement.records cimport (
+    KEPT, REUSED, TargetPlan, make_host_buffer, put_host
+)
 from jaxmarshal._core.plans.backoff cimport failed_again
 from jaxmarshal._core.plans.intake cimport jm_guard, jm_intake
-from jaxmarshal._core.values.arguments cimport jm_slot
+from jaxmarshal._core.values.arguments cimport jm_slot, set_ready
 from jaxmarshal._core.values.array_words cimport array_buffer, is_gone
 from jaxmarshal._core.values.capi cimport jm_list_items
 from jaxmarshal._core.values.errors cimport propagate
@@ -51,10 +56,12 @@ cdef enum:
 cdef object _consume = private.consume_results
 cdef object _collect_garbage = private.collect_garbage
 cdef object _runtime_error = private.JaxRuntimeError
+cdef object _array_type = private.ArrayImpl
 
 cdef enum:
     SEEN_OFTEN = 2      # further calls with the same scalar
     MOST_SCALARS = 8    # values of one argument that are known at a time
+    FEWER_SCALARS = 2   # where new ones cost little more
     MOST_SEEN = 15      # so often, however often; then others take its place soon enough
 
 cdef enum:    # calls; see `nothing_fitted`
@@ -127,6 +134,9 @@ cdef int run_the_same(Plan plan, Plan other) except -1:
     plan.constants = other.constants
     plan.execute = other.execute
     plan.fails_as_jit = other.fails_as_jit
+    plan.keeps_scalars = other.keeps_scalars
+    plan.reuses = other.reuses
+    plan.asks_results = other.asks_results
     plan.handlers = other.handlers
     return 0
 
@@ -366,10 +376,10 @@ cdef int _meet_scalar(Plan plan, jm_slot* slot) except -1:
     cdef Scalar other, scalar = Scalar()
     cdef Py_ssize_t i
     scalar.value = <object>slot.obj
-    if len(known) < MOST_SCALARS:
+    if len(known) < (FEWER_SCALARS if plan.reuses else MOST_SCALARS):
         known.append(scalar)
         return 0
-    for i in range(MOST_SCALARS):
+    for i in range(len(known)):
         other = <Scalar>known[i]
         if other.seen == 0:
             known.pop(i)    # that was met first; a few that come in turns all stay
@@ -401,28 +411,130 @@ cdef bint _are_kept(Plan plan, jm_intake* intake) except -1:
     if plan.scalars is None:
         plan.scalars = {}
     for i in range(intake.table.count):
-        if is_scalar(intake.table.slots[i].kind):
+        if is_kept(plan, &intake.table.slots[i]):
             kept = _note_scalar(plan, &intake.table.slots[i]) and kept
     return kept
 
 
-cdef object _put_or_kept(Plan plan, jm_slot* slot, object where):
-    """A host argument as an array; that of a scalar which comes in often is kept."""
+# --- Host arguments in memory of our own ---
+
+cdef enum:
+    MOST_MADE = 8        # HostBuffers beside one for each leaf, while none of them is free again
+    SOME_NOT_MADE = 64   # calls; then some more are made
+
+
+cdef bint _may_make(Plan plan, int state) except -1:
+    """May there be one more HostBuffer, where none is free?"""
+    if state == BUSY:
+        return False
+    if plan.made < MOST_MADE + plan.count:
+        return True
+    if not is_asked():
+        plan.not_made += 1
+        if plan.not_made % SOME_NOT_MADE == 0:
+            plan.made = 0
+    return False
+
+
+cdef object _reused(Plan plan, jm_slot* slot, object where):
+    """A host argument's data in an array that was there; or None."""
+    cdef int state
+    cdef HostBuffer buffer = take_buffer(<object>slot.plan, &state)
+    if state == FREE:
+        plan.made = 0
+    elif not _may_make(plan, state):
+        return None
+    else:
+        plan.made += 1
+        plan.asks_results = plan.asks_results or state == LOST
+        buffer = make_host_buffer(slot, <TargetPlan>slot.target, where)
+        if buffer is None:
+            plan.reuses = False
+            return None
+    copy_array(<object>slot.ready, buffer.memory)
+    set_ready(slot, buffer)
+    slot.action = REUSED
+    return buffer.array
+
+
+cdef object _witness(Plan plan, list results):
+    """What tells whether the call that had these results is over; None if it is."""
+    if plan.asks_results and is_over(results[0]):
+        return None
+    plan.asks_results = False
+    return weakref.ref(results[0])
+
+
+cdef int _give_buffers(Plan plan, jm_intake* intake, list results) except -1:
+    """Have other calls take those of this one, which had these results, or None if it did not run.
+
+    Those that are not given, as after an error, are lost: something may read them.
+    """
+    cdef Py_ssize_t i
+    cdef jm_slot* slot
+    cdef HostBuffer buffer
+    cdef object witness = None
+    cdef bint found = results is None
+    for i in range(intake.table.count):
+        slot = &intake.table.slots[i]
+        if slot.action != REUSED:
+            continue
+        if not found:
+            if not results or type(results[0]) is not _array_type:
+                plan.reuses = False
+                return 0
+            witness = _witness(plan, results)
+            found = True
+        buffer = <HostBuffer>slot.ready
+        buffer.witness = witness
+        give_buffer(<object>slot.plan, buffer)
+    return 0
+
+
+cdef bint _needs_buffer(Plan plan, jm_slot* slot) noexcept:
+    """Is a host argument that is not kept better placed by jaxlib's C++, without a HostBuffer?"""
+    return plan.only_reused or (plan.only_kept and is_scalar(slot.kind))
+
+
+cdef object _placed(Plan plan, jm_slot* slot, object where):
+    """A host argument as an array, or None where jaxlib's C++ places it at less cost."""
     cdef Scalar scalar = None
-    if plan.keeps_scalars and is_scalar(slot.kind):
+    if is_kept(plan, slot):
         scalar = _scalar_of(plan, slot)
-    if scalar is None or (scalar.array is None and scalar.seen < SEEN_OFTEN):
-        return put_host(slot, <TargetPlan>slot.target, where)
-    if scalar.array is None:
-        scalar.array = put_host(slot, <TargetPlan>slot.target, where)
-    return scalar.array
+    if scalar is not None and (scalar.array is not None or scalar.seen >= SEEN_OFTEN):
+        if scalar.array is None:
+            scalar.array = put_host(slot, <TargetPlan>slot.target, where)
+        return scalar.array
+    if plan.reuses and not plan.guards[slot.number].donated:
+        array = _reused(plan, slot, where)
+        if array is not None:
+            return array
+    if _needs_buffer(plan, slot):
+        return None
+    return put_host(slot, <TargetPlan>slot.target, where)
+
+
+cdef bint _could_place(Plan plan, jm_slot* slot) except -1:
+    """Would `_placed` have an array? For a question."""
+    cdef Scalar scalar = None
+    cdef int state
+    if not _needs_buffer(plan, slot):
+        return True
+    if is_kept(plan, slot):
+        scalar = _scalar_of(plan, slot)
+    if scalar is not None and (scalar.array is not None or scalar.seen + 1 >= SEEN_OFTEN):
+        return True
+    if not plan.reuses or plan.guards[slot.number].donated:
+        return False
+    state = state_of_buffers(<object>slot.plan)
+    return state == FREE or _may_make(plan, state)
 
 
 cdef int _look_at_host_arguments(Plan plan, jm_intake* intake) except -1:
     """Why they are not to be placed, or HIT."""
     cdef int reason = check_transfers(intake)
     if reason == HIT and plan.keeps_scalars and not _are_kept(plan, intake) and plan.only_kept:
-        return HOST_LEAVES
+        return <int>HIT if plan.reuses else <int>HOST_LEAVES
     return reason
 
 
@@ -438,7 +550,9 @@ cdef int _put_host_arguments(Plan plan, jm_intake* intake) except -1:
         slot = &intake.table.slots[i]
         guard = &plan.guards[slot.number]
         if jm_kind_is_host(slot.kind) and guard.input >= 0:
-            array = _put_or_kept(plan, slot, <object>guard.where)
+            array = _placed(plan, slot, <object>guard.where)
+            if array is None:
+                return HOST_LEAVES
             Py_INCREF(array)
             intake.inputs[guard.input] = <PyObject*>array
     return HIT
@@ -509,7 +623,13 @@ cdef int _decide(Plan plan, jm_intake* intake, int entry) except -1:
     """What would become of a call that is asked about; nothing is placed or run."""
     cdef Py_ssize_t i
     cdef PyObject* array
+    cdef jm_slot* slot
     intake.reason = _look_at_host_arguments(plan, intake)
+    for i in range(intake.table.count if intake.reason == HIT else 0):
+        slot = &intake.table.slots[i]
+        if jm_kind_is_host(slot.kind) and plan.guards[slot.number].input >= 0:
+            if not _could_place(plan, slot):
+                intake.reason = HOST_LEAVES
     for i in range(len(<tuple>intake.tuple)):
         array = intake.inputs[i]
         # Host arguments have no place yet.
@@ -526,10 +646,10 @@ cdef PyObject* run_plan(Plan plan, jm_intake* intake, int entry) except? NULL:
         return NULL
     if intake.table.count:
         intake.reason = _put_host_arguments(plan, intake)
-        if intake.reason:
-            return NULL
-    if not plan.fails_as_jit and not _has_looked(plan) and _has_gone(intake):
+    if not intake.reason and not plan.fails_as_jit and not _has_looked(plan) and _has_gone(intake):
         intake.reason = DELETED    # the reference looks before jaxlib does, which logs a line
+    if intake.reason:
+        _give_buffers(plan, intake, None)
         return NULL
     # jaxlib's own calls do this now and then; `execute_sharded` does not.
     _runs += 1
@@ -539,6 +659,8 @@ cdef PyObject* run_plan(Plan plan, jm_intake* intake, int entry) except? NULL:
     results = _execute(plan, intake.tuple)
     if results == NULL:
         _deleted_or_raise(plan, intake)
+    elif plan.reuses:
+        _give_buffers(plan, intake, <list>results)
     return results
 
 
