@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import threading
 import weakref
@@ -200,23 +201,56 @@ def test_which_are_copied():
         assert jit_counts()[0] == expected
 
 
-def test_static_arguments_beside_donated_ones():
-    """Arguments are counted without those that are static."""
-    for static, donated in ((0, 1), (2, 0), (1, 2)):
-        def function(*args, static=static):
-            return [jnp.sum(x) + args[static] for i, x in enumerate(args) if i != static]
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"static_argnums": 0, "donate_argnums": 1}, {"static_argnums": 0, "donate_argnums": 2},
+        {"static_argnums": 1, "donate_argnums": 2}, {"static_argnums": 2, "donate_argnums": (0, 1)},
+        {"static_argnums": -3, "donate_argnums": 1}, {"static_argnums": 0, "donate_argnums": -1},
+        {"static_argnames": "a", "donate_argnames": "b"}, {"donate_argnums": (0, 2)},
+        {"donate_argnames": ("a", "c")}, {"donate_argnums": -1}, {"donate_argnums": 1},
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+def test_donated_numbers_and_arrays(options):
+    """What a call uses up is made anew for the next one, by whatever its place is told."""
+    arrays = jnp.arange(4.0)
+    named = "static_argnames" in options or "donate_argnames" in options
+    for make in (
+        lambda: 3, lambda: np.float32(3), lambda: data(3), lambda: (3, data(3), arrays + 1)
+    ):  # fmt: skip
+        for bind in (
+            lambda f: f, lambda f: lambda a, b=2, c=3: f(a, b, c), lambda f: lambda *args: f(*args),
+        )[: 2 if named else 3]:  # fmt: skip
+            twins = Twins(
+                lambda bind=bind: bind(lambda a, b, c: jax.tree.map(lambda x: x * 1, (a, b, c))),
+                **options,
+            )
 
-        twins = Twins(
-            lambda function=function: function, static_argnums=static, donate_argnums=donated
-        )
-        for i in range(8):
-            def arguments(i=i, static=static, donated=donated):
-                args = [data(i), data(i + 1), data(i + 2)]
-                args[static] = 3
-                args[donated] = jax.device_put(args[donated])
+            def arguments(make=make):
+                args = [make(), make(), make()]
+                numbers = options.get("static_argnums", 0 if "static_argnames" in options else None)
+                if numbers is not None:
+                    args[numbers] = 5
                 return args
 
-            twins(arguments)
+            for _ in range(12):
+                twins(arguments)
+
+
+def test_a_kept_number_that_was_donated():
+    """`jax.live_arrays()` has the array of a number that stays the same."""
+    f = recorded(lambda w, x: w + x, jnp.ones(4), 3)
+    use_up = jax.jit(lambda x: x * 1, donate_argnums=0)
+    w = jnp.ones(4)
+    for _ in range(8):
+        f(w, 3)
+    for array in jax.live_arrays():
+        if array.shape == () and not array.is_deleted():
+            with contextlib.suppress(ValueError):    # it is used up already
+                use_up(array)
+    for _ in range(4):
+        assert f(w, 3).tolist() == [4] * 4
 
 
 def test_several_devices():

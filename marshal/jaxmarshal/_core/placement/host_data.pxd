@@ -25,7 +25,7 @@ cdef object cast_array(object array, object dtype)
 # the array. Otherwise the array. Subclasses are returned as they are.
 cdef object view_of_base(object array)
 
-# An uninitialized array of the same dtype and shape, C-contiguous, where jaxlib can share its memory.
+# An uninitialized array of the same dtype and shape, C-contiguous, whose memory jaxlib can share.
 cdef object aligned_like(object array)
 
 # Copy the elements of one array to another of the same dtype and shape.

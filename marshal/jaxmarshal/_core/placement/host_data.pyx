@@ -60,7 +60,8 @@ cdef extern from *:
 
     static inline int jm_copy(PyObject *from, PyObject *to) {
         PyArrayObject *source = (PyArrayObject *)from, *target = (PyArrayObject *)to;
-        if (PyArray_DESCR(source) != PyArray_DESCR(target) || !PyArray_IS_C_CONTIGUOUS(source))
+        if (PyArray_DESCR(source) != PyArray_DESCR(target) || !PyArray_IS_C_CONTIGUOUS(source)
+            || PyArray_NBYTES(source) != PyArray_NBYTES(target))
             return PyArray_CopyInto(target, source);
         memcpy(PyArray_DATA(target), PyArray_DATA(source), PyArray_NBYTES(target));
         return 0;

@@ -54,7 +54,8 @@ cdef class StaticRule:
 
 # Append the leaves of the arguments that are not static to `table` and their nodes to `structure`,
 # which has to be `by_node`. The number of each slot is that of its argument among those by position
-# that are not static, or -1 for one by name. Returns 0 or a `counting.Reason`; raises as `flatten` does.
+# that are not static, or -1 for one by name. Returns 0 or a `counting.Reason`; raises as `flatten`
+# does.
 cdef int flatten_call(
     Call* call, StaticRule rule, Structure* structure, jm_table* table
 ) except -1

@@ -5,8 +5,8 @@ from jaxmarshal._core.values.arguments cimport jm_table
 from jaxmarshal._core.values.trees cimport Structure
 
 # As `flatten_call`; HOST_LEAVES where jaxlib's C++ call, which makes no array objects of host
-# arguments, costs less than a plan would, which has no HostBuffer for each of them. Host arguments whose numbers are in `donated`, or all of
-# them with None, have the action DONATED then.
+# arguments, costs less than a plan would, which has no HostBuffer for each of them. Host arguments
+# whose numbers are in `donated`, or all of them with None, have the action DONATED then.
 cdef int flatten_for_plan(
     Call* call, StaticRule rule, Structure* structure, jm_table* table, frozenset donated,
     bint keeps_scalars

@@ -39,8 +39,10 @@ cdef frozenset _donated_by(object function):
         numbers, names = frozenset(info.donate_argnums), info.donate_argnames
     except Exception:
         return None
-    # Those by name are not told apart.
-    return numbers | {-1} if numbers or names else numbers
+    if not (numbers or names):
+        return numbers
+    # Those by name are not told apart. Whether static ones count differs between versions of JAX.
+    return numbers | {-1} if static_rule_of(function) is None else None
 
 
 cdef StaticRule static_rule_of(object function):

@@ -3,8 +3,8 @@
 from jaxmarshal._core.context.configuration cimport Context
 from jaxmarshal._core.placement.host_data cimport HostBuffer, give_buffer
 from jaxmarshal._core.placement.records cimport (
-    CUSTOM_LAYOUT, DONATED, REFUSED, TargetPlan, ensure_recorded, find_target, make_host_buffer, records_of,
-    resolve_host
+    CUSTOM_LAYOUT, DONATED, REFUSED, TargetPlan, ensure_recorded, find_target, make_host_buffer,
+    records_of, resolve_host
 )
 from jaxmarshal._core.plans.guard cimport take_base_array
 from jaxmarshal._core.plans.intake cimport jm_guard

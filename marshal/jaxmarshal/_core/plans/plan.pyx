@@ -364,6 +364,10 @@ cdef bint take_kept_scalar(Plan plan, jm_slot* slot) except -1:
     cdef Scalar scalar = _scalar_of(plan, slot)
     if scalar is None or scalar.array is None:
         return False
+    if is_gone(scalar.array):    # `jax.live_arrays()` hands it out
+        if not is_asked():
+            scalar.array = None
+        return False
     Py_INCREF(scalar)
     slot.plan = <PyObject*>scalar
     slot.action = KEPT
