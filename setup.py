@@ -27,13 +27,16 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
-#: Modules whose code runs when something is seen for the first time, not in the calls after that:
-#: they are compiled for size, for a wheel may not be larger than `.ci/check_dist.py` says.
-FIRST_TIMES = {
-    f"jaxmarshal._core.{name}"
+#: Modules most of whose code runs when something is seen for the first time, or where a call does
+#: much else: they are compiled for size, for a wheel may not be larger than `.ci/check_dist.py` says.
+FOR_SIZE = {
+    f"jaxmarshal.{name}"
     for name in (
-        "entries.jit_recorder", "plans.make", "plans.make_filtered", "replay.recording",
-        "values.array_words",
+        "_core.entries.all_jitted", "_core.entries.jit_probe", "_core.entries.jit_recorder",
+        "_core.entries.process_data", "_core.entries.reshard", "_core.entries.v0_3",
+        "_core.entries.watch", "_core.plans.host_leaves", "_core.plans.jit_plans",
+        "_core.plans.make", "_core.plans.make_filtered", "_core.plans.probe",
+        "_core.replay.recording", "_core.values.array_words", "_reports.counting",
     )
 }  # fmt: skip
 
@@ -109,10 +112,10 @@ def extensions():
             "freethreading_compatible": False,
         },
     )
-    if missing := FIRST_TIMES - {module.name for module in modules}:
-        raise SystemExit(f"FIRST_TIMES in setup.py: there is no {', '.join(sorted(missing))}")
+    if missing := FOR_SIZE - {module.name for module in modules}:
+        raise SystemExit(f"FOR_SIZE in setup.py: there is no {', '.join(sorted(missing))}")
     for module in modules:
-        if FLAVOUR == "release" and module.name in FIRST_TIMES:
+        if FLAVOUR == "release" and module.name in FOR_SIZE:
             module.extra_compile_args.append("-Os")    # the last -O counts
         # cythonize adds NumPy's headers by their place in this build environment.
         module.depends = [path for path in module.depends if not os.path.isabs(path)]
