@@ -28,7 +28,7 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 #: Modules most of whose code runs when something is seen for the first time, or where a call does
-#: much else: they are compiled for size, as a wheel may not be larger than `.ci/check_dist.py` says.
+#: much else: compiled for size, as a wheel may not be larger than `.ci/check_dist.py` says.
 FOR_SIZE = {
     f"jaxmarshal.{name}"
     for name in (
