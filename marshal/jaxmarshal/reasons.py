@@ -205,7 +205,9 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "host_leaves",
-        "jaxlib transfers numpy arguments faster than jaxmarshal can.",
+        "jaxlib transfers numpy arguments faster than jaxmarshal can; in a call of a jitted "
+        "function those of more than 32 KiB, donated ones, and others while nothing says that an "
+        "earlier call has read its own.",
         "Nothing; or place what you pass more than once with jax.device_put.",
         "`compiled(np.ones(3))`, with fewer than 80 arrays beside it",
     ),
