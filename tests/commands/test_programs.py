@@ -20,7 +20,7 @@ LOOPS = sorted(path.stem for path in (PROGRAMS / "loops").glob("*.py"))
 #: Loops that need no library but optax: the calls a step that are fast, and those that are not.
 COUNTS = {
     "device_put_batch": (2, {}),
-    "kalman_filter": (0, {"jit: host_leaves": 1}),
+    "kalman_filter": (1, {}),
     "serving": (1, {}),
 }
 

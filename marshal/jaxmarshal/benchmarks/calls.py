@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jaxmarshal
@@ -303,6 +304,10 @@ def jit_cases() -> Iterator[Case]:
             least_speedup=1.1,
         )  # fmt: skip
     yield Case(
+        "an array and a long numpy, left to C++", "jit", _array_and_long_numpy, leaves=2,
+        least_speedup=1 / 1.02, hits=False,
+    )  # fmt: skip
+    yield Case(
         "list of 1 arrays, warm before install", "jit", _warm_before_install, least_speedup=1.02
     )  # fmt: skip
     for count, shapes in ((1, "1 shape"), (100, "100 shapes")):
@@ -333,6 +338,10 @@ def jit_cases() -> Iterator[Case]:
             f"list of {count} arrays, blocking", "jit",
             partial(_blocking, _jit, count), leaves=count,
         )  # fmt: skip
+
+
+def _array_and_long_numpy() -> Sides:
+    return _both(lambda x, y: x + y[0], (jnp.ones(8), np.ones(16_384, np.float32)))
 
 
 def _model_and_numpy() -> Sides:

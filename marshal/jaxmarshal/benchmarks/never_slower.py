@@ -46,6 +46,7 @@ QUICK = {
                       "list of 4 numpy, left to C++", "dict of 200 arrays", "refused (callback)"),
     "jit": ("list of 1 arrays", "list of 10 arrays", "list of 100 arrays", "list of 1000 arrays",
             "list of 4 numpy", "list of 10 arrays and a numpy",
+            "an array and a long numpy, left to C++",
             "list of 1 arrays, 100 shapes in turns", "dict of 200 arrays",
             "an array and a scalar that changes"),
     "eager": ("neg_p.bind", "lax.add", "x[0]", "jnp.zeros(3)", "jnp.ones(3)", "jnp.full(3, 1.5)",

@@ -87,4 +87,4 @@ def packed_cases() -> Iterator[Case]:
                 partial(_fed_back, leaves, donate), leaves=len(leaves),
                 least_speedup=least[donate], quick=name == "100 × f32[8]" and not donate,
             )  # fmt: skip
-    yield Case("batch of 9 numpy in one buffer", "jit", partial(_batch, 9), leaves=9, hits=False)
+    yield Case("batch of 9 numpy in one buffer", "jit", partial(_batch, 9), leaves=9)

@@ -56,8 +56,11 @@ cdef enum BufferState:    # the best first
 # May there be any? Not where the first attempts have failed.
 cdef bint may_share() noexcept
 
-# One of a jax.Array and what it was made of, or None where those do not share memory. Raises where
-# the backend does not tell.
+# Are a jax.Array's data in this memory, that of a numpy array? Raises where the backend does not
+# tell. Who asks makes jaxlib keep another array of its shard: it is asked of one that is let go of.
+cdef bint are_shared(object array, object memory) except -1
+
+# One of a jax.Array and the numpy array with which it shares memory.
 cdef HostBuffer make_buffer(object array, object memory)
 
 # Has the computation ended which a jax.Array is a result of? Raises if that was deleted.

@@ -167,15 +167,20 @@ cdef inline Py_ssize_t _cost(object memory) noexcept:
     return OBJECTS + cnp.PyArray_NBYTES(memory)
 
 
-cdef bint _shares(object array, object memory) except -1:
-    """Are a jax.Array's data in this memory? Raises where the backend does not tell."""
+cdef bint are_shared(object array, object memory) except -1:
+    global _have_shared, _have_refused
     cdef PyObject* arg = <PyObject*>array
-    cdef PyObject* pointer = _ask_pointer(<PyObject*>_data_pointer, &arg, 1, NULL)
+    cdef PyObject* pointer
+    _have_refused = True
+    pointer = _ask_pointer(<PyObject*>_data_pointer, &arg, 1, NULL)
     if pointer == NULL:
         propagate()
     found = <object>pointer
     Py_DECREF(found)
-    return found == <uintptr_t>cnp.PyArray_DATA(memory)
+    if found != <uintptr_t>cnp.PyArray_DATA(memory):
+        return False
+    _have_shared = True
+    return True
 
 
 cdef bint may_share() noexcept:
@@ -183,12 +188,8 @@ cdef bint may_share() noexcept:
 
 
 cdef HostBuffer make_buffer(object array, object memory):
-    global _bytes, _have_shared, _have_refused
+    global _bytes
     cdef HostBuffer buffer
-    _have_refused = True
-    if not _shares(array, memory):
-        return None
-    _have_shared = True
     if _bytes > MOST_BYTES:
         drop_buffers()
     _bytes += _cost(memory)

@@ -132,8 +132,11 @@ cdef bint shards_in_python() except -1
 # Put a resolved host argument on the devices of `target`, the caller's own object: a jax.Array.
 cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=*)
 
-# Make a HostBuffer for arguments that were resolved as this one, or None where there can be none,
-# as on devices with a memory of their own.
+# May arguments that are resolved as this one go into a HostBuffer? Not if they are long, or to
+# several devices, or to one with a memory of its own.
+cdef bint shares_memory(jm_slot* slot, TargetPlan plan, object target) except -1
+
+# Make one, where that is so.
 cdef HostBuffer make_host_buffer(jm_slot* slot, TargetPlan plan, object target)
 
 # Make sure that `device_put(x, target)` of a host argument is recorded; calls the reference if not.

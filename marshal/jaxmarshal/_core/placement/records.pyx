@@ -11,8 +11,8 @@ from jaxmarshal._core.context.configuration cimport (
     Context, is_current, state_is, transfers_unguarded
 )
 from jaxmarshal._core.placement.host_data cimport (
-    HostBuffer, aligned_like, canonical_array, cast_array, cut_array, hands_on_views, is_watched,
-    make_buffer, view_of_base
+    HostBuffer, aligned_like, are_shared, canonical_array, cast_array, cut_array, hands_on_views,
+    is_watched, make_buffer, view_of_base
 )
 from jaxmarshal._core.values.arguments cimport (
     jm_slot, jm_table, jm_table_free, jm_table_init, push_argument, set_ready
@@ -386,22 +386,27 @@ cdef object put_host(jm_slot* slot, TargetPlan plan, object target, bint copy=Fa
     return _put(leaf.aval, sharding, shards, plan.devices, plan.committed)
 
 
-cdef HostBuffer make_host_buffer(jm_slot* slot, TargetPlan plan, object target):
+cdef object _put_memory(object memory, jm_slot* slot, TargetPlan plan, object target):
     cdef LeafPlan leaf = <LeafPlan>slot.plan
+    return _put(leaf.aval, sharding_for(plan, target), (memory,), plan.devices, plan.committed)
+
+
+cdef bint shares_memory(jm_slot* slot, TargetPlan plan, object target) except -1:
     cdef object host = <object>slot.ready
-    cdef object memory
     if not private.HAVE_REUSE or not plan.single or plan.cuts_first:
-        return None
+        return False
     if not 0 < cnp.PyArray_NBYTES(host) <= MOST_REUSED:
-        return None
+        return False
     memory = aligned_like(host)
     try:
-        return make_buffer(
-            _put(leaf.aval, sharding_for(plan, target), (memory,), plan.devices, plan.committed),
-            memory,
-        )
+        return are_shared(_put_memory(memory, slot, plan, target), memory)
     except Exception:    # the backend does not tell where data are
-        return None
+        return False
+
+
+cdef HostBuffer make_host_buffer(jm_slot* slot, TargetPlan plan, object target):
+    memory = aligned_like(<object>slot.ready)
+    return make_buffer(_put_memory(memory, slot, plan, target), memory)
 
 
 # --- Recording what the reference returned -------------------------------------------------------

@@ -1,10 +1,9 @@
 """Making plans from what the reference has."""
 
 from jaxmarshal._core.context.configuration cimport Context
-from jaxmarshal._core.placement.host_data cimport HostBuffer, give_buffer
 from jaxmarshal._core.placement.records cimport (
-    CUSTOM_LAYOUT, DONATED, REFUSED, TargetPlan, ensure_recorded, find_target, make_host_buffer,
-    records_of, resolve_host
+    CUSTOM_LAYOUT, DONATED, REFUSED, TargetPlan, ensure_recorded, find_target, records_of,
+    resolve_host, shares_memory
 )
 from jaxmarshal._core.plans.guard cimport take_base_array
 from jaxmarshal._core.plans.intake cimport jm_guard
@@ -205,12 +204,11 @@ cdef int record_host_arguments(Plan plan, jm_table* table) except -1:
     return 0
 
 
-cdef bint _make_buffers(Plan plan, jm_table* table) except -1:
-    """Have a HostBuffer for each host argument. 0 if there is none for one of them."""
+cdef bint _share_memory(Plan plan, jm_table* table) except -1:
+    """May all host arguments go into a HostBuffer each, but for those that are used up?"""
     cdef Py_ssize_t i
     cdef jm_guard* guard
     cdef jm_slot* slot
-    cdef HostBuffer buffer
     cdef TargetPlan target
     for i in range(plan.count):
         guard, slot = &plan.guards[i], &table.slots[i]
@@ -223,14 +221,12 @@ cdef bint _make_buffers(Plan plan, jm_table* table) except -1:
         target = find_target(records_of(plan.context), <object>guard.where)
         if target is None or resolve_host(slot, target, True):
             return False
-        buffer = make_host_buffer(slot, target, <object>guard.where)
-        if buffer is None:
+        if not shares_memory(slot, target, <object>guard.where):
             return False
-        give_buffer(<object>slot.plan, buffer)
     return True
 
 
 cdef int reuse_host_arguments(Plan plan, jm_table* table) except -1:
     plan.asks_results = True
-    plan.reuses = len(plan.handlers) > 0 and _make_buffers(plan, table)
+    plan.reuses = len(plan.handlers) > 0 and _share_memory(plan, table)
     return 0

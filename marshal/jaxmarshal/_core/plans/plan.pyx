@@ -452,9 +452,6 @@ cdef object _reused(Plan plan, jm_slot* slot, object where):
         plan.made += 1
         plan.asks_results = plan.asks_results or state == LOST
         buffer = make_host_buffer(slot, <TargetPlan>slot.target, where)
-        if buffer is None:
-            plan.reuses = False
-            return None
     copy_array(<object>slot.ready, buffer.memory)
     set_ready(slot, buffer)
     slot.action = REUSED
