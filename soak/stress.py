@@ -32,6 +32,7 @@ import jax
 from cases import Case, cases
 
 import jaxmarshal
+from jaxmarshal._core.placement.host_data import HostBuffer
 from jaxmarshal._core.plans.plan import Scalar
 from jaxmarshal._core.replay.tapes import Step
 from jaxmarshal._core.values import live_objects
@@ -142,10 +143,10 @@ class Soak:
 
 
 def recorded() -> set[int]:
-    """The ids of the arrays that recordings keep: their constants, and numbers among arrays."""
+    """The ids of the arrays that recordings keep: constants, numbers, memory for host data."""
     found = set()
     for holder in gc.get_objects():
-        if isinstance(holder, (Scalar, Step)):
+        if isinstance(holder, (HostBuffer, Scalar, Step)):
             for part in gc.get_referents(holder):
                 found.update(map(id, part if isinstance(part, tuple) else [part]))
     return found
