@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import gc
 import threading
 import weakref
@@ -99,6 +100,26 @@ def test_nobody_to_ask(how):
             del first
         assert [np.asarray(x).tolist() for x in late] == [[i] * 4 for i in range(6)]
     assert hits() > 0
+
+
+@pytest.mark.parametrize("before", [4, 1], ids=["last", "second"])
+def test_a_state_that_is_donated(before):
+    """To the next call: another result than a part of the state is asked, the loss."""
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def train_step(state, x):
+        state, loss = [part + x for part in state], slow(x)[0]
+        return (*state[:before], loss, *state[before:])
+
+    state = [jnp.zeros(4) for _ in range(4)]
+    for i in range(60):
+        if i == 30:
+            hits()
+        state = list(train_step(state, data(i)))
+        loss = state.pop(before)
+        assert loss.tolist() == [i] * 4
+    assert hits() == 30
+    assert [part.tolist() for part in state] == [[sum(range(60))] * 4] * 4
 
 
 def test_an_empty_result_to_ask():
@@ -255,6 +276,50 @@ def test_a_kept_number_that_was_donated():
     for _ in range(4):
         assert f(w, 3).tolist() == [4] * 4
     del kept
+
+
+def test_a_kept_number_that_is_donated_meanwhile():
+    """By the garbage collector, while the call it was found for makes memory for other data."""
+    done = child.run_code(
+        """
+        import gc
+        import jax, jaxmarshal, numpy as np
+        from jaxmarshal._core.placement import host_data
+
+        jaxmarshal.install("jit")
+        w, other = jax.device_put([np.ones(3, np.float32), np.ones((1, 3), np.float32)])
+        f = jax.jit(lambda x, kept, y, w: (w + x + kept + y).sum())
+        f(np.zeros(3, np.float32), 2.5, 7.25, other)
+        for i in range(40):
+            f(np.full(3, i, np.float32), 2.5, i + 0.5, w)
+
+        class Donor:
+            def __init__(self):
+                self.me = self
+
+            def __del__(self):
+                for array in jax.live_arrays():
+                    if array.shape == () and not array.is_deleted() and array == 2.5:
+                        array.delete()
+                f(np.zeros(3, np.float32), 2.5, 7.25, other)    # finds it gone, and has no plan
+
+        gc.disable()
+        wrong = 0
+        for n in range(40):    # containers that the call makes until then
+            f(np.full(3, n, np.float32), 2.5, n + 0.75, w)
+            x = np.full(3, n, np.float32)
+            host_data.drop_buffers()
+            gc.collect()
+            Donor()
+            gc.set_threshold(gc.get_count()[0] + n)
+            gc.enable()
+            result = f(x, 2.5, n + 1000.25, w)
+            gc.disable()
+            wrong += float(result) != 3 * (1 + n + 2.5 + n + 1000.25)
+        print(wrong, jaxmarshal.stats()["jit"]["hits"] > 80)
+        """
+    )
+    assert done.stdout.split() == ["0", "True"]
 
 
 def test_several_devices():

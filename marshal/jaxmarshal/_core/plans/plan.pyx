@@ -458,12 +458,26 @@ cdef object _reused(Plan plan, jm_slot* slot, object where):
     return buffer.array
 
 
-cdef object _witness(Plan plan, list results):
-    """What tells whether the call that had these results is over; None if it is."""
-    if plan.asks_results and is_over(results[0]):
-        return None
-    plan.asks_results = False
-    return weakref.ref(results[0])
+cdef object _chosen(Plan plan, list results):
+    """The result that is asked whether the call is over; None where none can be."""
+    cdef Py_ssize_t count = len(results)
+    for _ in range(count):
+        result = results[(count - plan.chosen % count) % count]
+        if type(result) is _array_type:
+            return result
+        plan.chosen += 1
+    return None
+
+
+cdef object _witness(Plan plan, object result, list results):
+    """A weak reference to a result that tells whether its call is over; None if it is."""
+    if plan.asks_results:
+        if is_over(result):
+            return None
+        plan.asks_results = False
+        plan.chosen += 1    # this one was let go of or donated before it told; others may not be
+        result = _chosen(plan, results)
+    return weakref.ref(result)
 
 
 cdef int _give_buffers(Plan plan, jm_intake* intake, list results) except -1:
@@ -481,10 +495,11 @@ cdef int _give_buffers(Plan plan, jm_intake* intake, list results) except -1:
         if slot.action != REUSED:
             continue
         if not found:
-            if not results or type(results[0]) is not _array_type:
+            result = _chosen(plan, results)
+            if result is None:
                 plan.reuses = False
                 return 0
-            witness = _witness(plan, results)
+            witness = _witness(plan, result, results)
             found = True
         buffer = <HostBuffer>slot.ready
         buffer.witness = witness
@@ -504,6 +519,8 @@ cdef object _placed(Plan plan, jm_slot* slot, object where):
         scalar = _scalar_of(plan, slot)
     if scalar is not None and (scalar.array is not None or scalar.seen >= SEEN_OFTEN):
         if scalar.array is None:
+            if slot.action == KEPT:    # and was donated meanwhile, by what the guard has called
+                return None
             scalar.array = put_host(slot, <TargetPlan>slot.target, where)
         return scalar.array
     if plan.reuses and not plan.guards[slot.number].donated:
