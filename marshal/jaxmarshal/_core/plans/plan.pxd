@@ -41,7 +41,7 @@ cdef class Plan:
     # What is neither kept nor in a HostBuffer is better placed by jaxlib's C++: scalars, or all.
     cdef bint only_kept, only_reused
     cdef bint asks_results      # is it asked at once if a call is over, or when the next one comes?
-    cdef int chosen             # the result asked then: 0 the first, 1 the last, 2 before it
+    cdef int chosen             # the number of the result that is asked then
     cdef int made               # HostBuffers since one was free
     cdef int not_made           # calls that could have made one
     cdef dict scalars           # number of a guard -> what `plan` knows of it, or None

@@ -458,14 +458,18 @@ cdef object _reused(Plan plan, jm_slot* slot, object where):
     return buffer.array
 
 
+cdef inline void _choose_another(Plan plan, list results) noexcept:
+    """After the first result the last, then those before it, and the first again."""
+    plan.chosen = (plan.chosen if plan.chosen else <int>len(results)) - 1
+
+
 cdef object _chosen(Plan plan, list results):
     """The result that is asked whether the call is over; None where none can be."""
-    cdef Py_ssize_t count = len(results)
-    for _ in range(count):
-        result = results[(count - plan.chosen % count) % count]
+    for _ in range(len(results)):
+        result = results[plan.chosen]
         if type(result) is _array_type:
             return result
-        plan.chosen += 1
+        _choose_another(plan, results)
     return None
 
 
@@ -475,7 +479,8 @@ cdef object _witness(Plan plan, object result, list results):
         if is_over(result):
             return None
         plan.asks_results = False
-        plan.chosen += 1    # this one was let go of or donated before it told; others may not be
+        # This one was let go of or donated before it told; others may not be.
+        _choose_another(plan, results)
         result = _chosen(plan, results)
     return weakref.ref(result)
 
@@ -519,7 +524,7 @@ cdef object _placed(Plan plan, jm_slot* slot, object where):
         scalar = _scalar_of(plan, slot)
     if scalar is not None and (scalar.array is not None or scalar.seen >= SEEN_OFTEN):
         if scalar.array is None:
-            if slot.action == KEPT:    # and was donated meanwhile, by what the guard has called
+            if slot.action == KEPT:    # and was deleted since, by what the garbage collector ran
                 return None
             scalar.array = put_host(slot, <TargetPlan>slot.target, where)
         return scalar.array
