@@ -340,6 +340,33 @@ def test_a_case_that_is_slower_is_found():
     assert row.slower and row.ratio < 0.5
 
 
+@pytest.mark.parametrize("again", [0.90, 0.99])
+def test_a_slower_row_is_confirmed_by_another_process(monkeypatch, again):
+    """Slower is what is slower in both; how code lies in memory is no matter of a call."""
+    asked = []
+
+    def elsewhere(function, group, name, seconds):
+        asked.append((function, group, name, seconds))
+        return _row(again, 0.001, name)
+
+    monkeypatch.setattr(measure, "in_new_process", elsewhere)
+    monkeypatch.setattr(
+        never_slower, "judge", lambda group, case, seconds: _row(0.95, 0.001, case.name)
+    )
+    names = {"jit": ("list of 1 arrays",)}
+    [(_, row, _)] = never_slower.run(names, 0.01)
+    assert asked == [(never_slower._judge_named, "jit", "list of 1 arrays", 0.01)]
+    assert (row.ratio, row.slower) == ((0.99, False) if again == 0.99 else (0.95, True))
+
+
+def test_a_row_of_another_process():
+    """A new process finds the case by its name, and counts its calls."""
+    arguments = "jit", "list of 1 arrays", 0.02
+    row = measure.in_new_process(never_slower._judge_named, *arguments)
+    assert (row.group, row.name, row.entry) == ("jit", "list of 1 arrays", "jit")
+    assert row.hits + row.misses > 0
+
+
 def test_never_slower_of_one_case():
     """What is asked for is measured, and nothing else."""
     done = bench("--never-slower", "--width", "1", "--case", "Python fl", "--seconds", "0.02")
@@ -365,7 +392,7 @@ def test_sides_in_processes_of_their_own(monkeypatch):
 def test_sides_apart_name_what_cannot_be_built(monkeypatch):
     """Too few devices, or what plain JAX cannot do, is told as without `--apart`."""
     monkeypatch.setattr(apart, "PROCESSES", 1)
-    monkeypatch.setattr(apart, "_in_new_process", lambda *_: ["it needs 8 devices"])
+    monkeypatch.setattr(measure, "in_new_process", lambda *_: ["it needs 8 devices"])
     [row] = apart.rows_of_sides({"meshes": ("lax.add",)}, 0.02, lambda text: None)
     assert row == ("meshes: lax.add", None, "it needs 8 devices")
 

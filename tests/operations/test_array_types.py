@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from child import run_code
+from conftest import LAYOUT_OFF
 from jax._src import core
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jitted import on, spread
@@ -34,12 +36,27 @@ def test_installing_and_uninstalling():
     """The table has JAX's own function again afterwards."""
     before = core.pytype_aval_mappings[PLACE]
     with jaxmarshal.installed():
-        assert core.pytype_aval_mappings[PLACE] is not before
+        assert (core.pytype_aval_mappings[PLACE] is before) == LAYOUT_OFF
         with jaxmarshal.uninstalled():
             assert core.pytype_aval_mappings[PLACE] is before
     with jaxmarshal.installed(only="jit"):
         assert core.pytype_aval_mappings[PLACE] is before
     assert core.pytype_aval_mappings[PLACE] is before
+
+
+@pytest.mark.parametrize("switch", ["off", "0", None])
+def test_nothing_is_installed_where_no_words_are_read(switch):
+    """With the object layout switched off, which is known before the first array, JAX is asked."""
+    code = """
+        import jax
+        from jax._src import core
+        import jaxmarshal
+        from jaxmarshal._jax import private
+        before = core.pytype_aval_mappings[private.ArrayImpl]
+        jaxmarshal.install()
+        print(core.pytype_aval_mappings[private.ArrayImpl] is before)
+    """
+    assert run_code(code, JAXMARSHAL_OBJECT_LAYOUT=switch).stdout == f"{switch is not None}\n"
 
 
 def test_a_function_of_somebody_elses_stays():

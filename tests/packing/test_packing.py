@@ -755,3 +755,21 @@ def test_installed():
     """It works the same with everything installed."""
     with jaxmarshal.installed():
         test_carry(True)
+
+
+@pytest.mark.parametrize("switch", ["off", None])
+def test_a_step_is_left_to_jax_where_no_words_are_read(switch):
+    """Without plans the compiled step is plain JAX's own; its results are the same."""
+    code = """
+        import jax.numpy as jnp
+        import jaxmarshal
+        step = jaxmarshal.carry(lambda state: [x + 1 for x in state], donate=True)
+        state = [jnp.zeros(2), jnp.zeros(2)]
+        for _ in range(4):
+            state = step(state)
+        found = jaxmarshal.stats()["jit"]
+        print(state.unpack()[1].tolist(), found["hits"] > 0, found["misses"] > 0)
+    """
+    used = switch is None
+    done = run_code(code, JAXMARSHAL_OBJECT_LAYOUT=switch)
+    assert done.stdout == f"[4.0, 4.0] {used} {used}\n"

@@ -16,8 +16,6 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -49,12 +47,7 @@ def measure_apart(group: str, case: Case, seconds: float) -> dict[str, Any]:
     """
     if not VERSIONS_END:
         return measure.measure(group, case, seconds)
-    return _in_new_process(_measure_named, group, case.name, seconds)
-
-
-def _in_new_process(function: Callable[..., Any], *args: Any) -> Any:
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(function, *args).result()
+    return measure.in_new_process(_measure_named, group, case.name, seconds)
 
 
 class _Warm(NamedTuple):
@@ -121,7 +114,7 @@ def rows_of_sides(
     for number in range(PROCESSES):
         for side in order:
             show(f"process {number + 1} of {PROCESSES}: {side}")
-            found[side].append(_in_new_process(_one_side, side, names, seconds))
+            found[side].append(measure.in_new_process(_one_side, side, names, seconds))
         order.reverse()
     for place, (group, case) in enumerate(never_slower.select(names)):
         theirs, ours = ([process[place] for process in found[side]] for side in found)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from statistics import median, stdev
 from typing import Any
 
@@ -73,6 +75,12 @@ def seconds_per_call(call: Callable[[], Any], number: int) -> float:
     for _ in range(number):
         call()
     return (time.perf_counter() - start) / number
+
+
+def in_new_process(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function of a module returns in a process that begins with it."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(function, *args).result()
 
 
 def _rounds(

@@ -13,6 +13,7 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxmarshal import api
 from jaxmarshal._core.entries.carried import CarryCall, called_directly
+from jaxmarshal._core.values import array_words
 from jaxmarshal.packing import _forms
 from jaxmarshal.packing._agree import agreed
 from jaxmarshal.packing._groups import HOST_TYPES, LEAST, THRESHOLD, flat_sharding
@@ -182,9 +183,15 @@ class Carry(CarryCall):
             how["donate_argnums"] = 0
         if pinned:
             how["out_shardings"] = ((*pinned, *(None,) * len(plan.loose)), None)
-        run = api.jit(function, **how)
+        run = _jit()(function, **how)
         with self._lock:
             return self._runs.setdefault(key if form is None else (key, form, where), run)
+
+
+def _jit() -> Callable[..., Any]:
+    """What compiles a step: plain `jax.jit` where plans are certain not to be made."""
+    words = array_words.describe()
+    return jax.jit if words["calibrated"] and not words["vouched_for"] else api.jit
 
 
 def _packing_step(step: Any, plan: Plan, always_pair: bool) -> Callable[..., Any]:

@@ -99,6 +99,7 @@ def use_installed(bint is_installed) -> None:
     table = private.aval_mappings
     if _reference is None or not isinstance(table, dict):
         return
+    is_installed = is_installed and words_are_vouched_for()    # without, it would only cost
     old, new = (_reference, type_of_array) if is_installed else (type_of_array, _reference)
     if table.get(_array_type) is old:
         table[_array_type] = new

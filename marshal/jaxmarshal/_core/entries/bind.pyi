@@ -1,5 +1,4 @@
 from typing import Any
 
-def xla_primitive_callable(prim: Any, **params: Any) -> Any: ...
-
+xla_primitive_callable: Any
 bind: Any

@@ -39,7 +39,7 @@ from jaxmarshal._core.values.kinds cimport (
 )
 from jaxmarshal._core.values.live_objects cimport JM_DEBUG
 from jaxmarshal._core.values.methods cimport (
-    PyVectorcall_NARGS, make_method, named_arguments, vectorcallfunc
+    PyObject_Vectorcall, PyVectorcall_NARGS, make_method, named_arguments, vectorcallfunc
 )
 from jaxmarshal._core.values.narrowing cimport narrows_silently
 from jaxmarshal._reports.counting cimport (
@@ -85,17 +85,28 @@ cdef int _entry = entry_number("bind")
 
 # --- Functions of primitives ---------------------------------------------------------------------
 
-def xla_primitive_callable(prim, **params):
+cdef PyObject* _xla_primitive_callable(
+    PyObject* method, PyObject** args, size_t nargsf, PyObject* names
+) except? NULL:
     """`jax._src.dispatch.xla_primitive_callable`: the jitted function of one primitive."""
-    function = _callable_of(prim, **params)
+    cdef PyObject* found = PyObject_Vectorcall(<PyObject*>_callable_of, args, nargsf, names)
+    cdef object function
+    if found == NULL:
+        return NULL
+    function = <object>found
+    Py_DECREF(function)
     if not words_are_vouched_for():
         count_miss(_callable_entry, OBJECT_LAYOUT)
-        return function
-    if jit.uses_plans(function):
+    elif jit.uses_plans(function):
         count_hit(_callable_entry)
-        return function
-    count_miss(_callable_entry, NOT_RECORDED)
-    return jit.of_primitive(function)
+    else:
+        count_miss(_callable_entry, NOT_RECORDED)
+        function = jit.of_primitive(function)
+    Py_INCREF(function)
+    return <PyObject*>function
+
+
+xla_primitive_callable = make_method(<vectorcallfunc>_xla_primitive_callable, _callable_of)
 
 
 cdef JitPlans _plans_of(Operation operation):

@@ -227,11 +227,16 @@ cdef inline int _count_miss(
     return count_miss_of(entry, _counts(<object>owner, plans), reason)
 
 
-cdef int _why_not_flat(Plans plans) except -1:
-    """Why a flat call is only for the reference, which performs it in Python; or HIT."""
+cdef Context _context_for_flat(Plans plans, int* reason):
+    """`context_for_execution` for what the reference performs in Python: its modules count, too."""
+    cdef Context context
     if plans is None and compiling:
-        return NOT_RECORDED
-    return HIT if is_untouched(placement_rules) else REPLACED
+        reason[0] = NOT_RECORDED
+        return None
+    context = context_for_execution(plans, reason)
+    if reason[0] == HIT and not is_untouched(placement_rules):
+        reason[0] = REPLACED
+    return context
 
 
 cdef inline PyObject* _call(
@@ -241,12 +246,18 @@ cdef inline PyObject* _call(
     cdef jm_table table
     cdef Call call
     cdef Plan plan
-    cdef Context context = None
+    cdef Context context
     cdef PyObject* results
     cdef PyObject* owner = args[0]
-    cdef Plans plans = plans_of(<object>owner)
-    cdef int refused, reason = _why_not_flat(plans) if flat else <int>HIT
-    if reason == HIT:
+    cdef Plans plans = None
+    cdef int refused, reason = HIT
+    if flat and not words_are_vouched_for():    # before anything is looked up
+        count_miss(entry, OBJECT_LAYOUT)
+        return perform(reference, args, n, names)
+    plans = plans_of(<object>owner)
+    if flat:
+        context = _context_for_flat(plans, &reason)
+    else:
         context = context_for_execution(plans, &reason)
     if reason:
         _count_miss(owner, plans, entry, flat, reason)

@@ -160,6 +160,10 @@ cdef int _search(jm_array_layout* found) except -1:
     return 0
 
 
+def _is_switched_off():
+    return os.environ.get("JAXMARSHAL_OBJECT_LAYOUT", "").lower() in ("off", "0", "false")
+
+
 cdef int calibrate() except -1:
     global layout
     cdef jm_array_layout found
@@ -167,7 +171,7 @@ cdef int calibrate() except -1:
     _clear(&found)
     # Set first: whatever goes wrong below, the readers use the attributes.
     found.calibrated = layout.calibrated = 1
-    if os.environ.get("JAXMARSHAL_OBJECT_LAYOUT", "").lower() in ("off", "0", "false"):
+    if _is_switched_off():
         _notes.append("switched off by JAXMARSHAL_OBJECT_LAYOUT")
     elif not private.HAVE_LAYOUT_PROBE:
         _notes.append("a private name is missing")
@@ -477,8 +481,9 @@ cdef tuple _data_of_record(int record):
 def describe() -> dict[str, object]:
     """What was calibrated and where: byte offsets, or None where the attribute is used.
 
-    `calibrated` is false before the first array was met. `data_layout` has the words of the default
-    backend's runtime buffers, `clients` those of each backend that was looked at, by its platform.
+    `calibrated` is false before the first array was met, if the search is not switched off.
+    `data_layout` has the words of the default backend's runtime buffers, `clients` those of each
+    backend that was looked at, by its platform.
     `data` is where a runtime buffer of the default backend points to what holds its data, where
     that points to the handle of a plugin if it is one, and where the last one has the word that is
     NULL once they are donated; None where XLA finds that out.
@@ -551,3 +556,7 @@ def recalibrate(by_compiling: bool = False) -> dict[str, object]:
 
 
 _clear(&layout)
+
+
+if _is_switched_off():    # that no words will be found is known at once
+    calibrate()
