@@ -340,13 +340,15 @@ def test_a_case_that_is_slower_is_found():
     assert row.slower and row.ratio < 0.5
 
 
-@pytest.mark.parametrize("again", [0.90, 0.99])
+@pytest.mark.parametrize("again", [0.90, 0.99, None])
 def test_a_slower_row_is_confirmed_by_another_process(monkeypatch, again):
     """Slower is what is slower in both; how code lies in memory is no matter of a call."""
     asked = []
 
     def elsewhere(function, group, name, seconds):
         asked.append((function, group, name, seconds))
+        if again is None:
+            raise RuntimeError("no memory is left on the device")
         return _row(again, 0.001, name)
 
     monkeypatch.setattr(measure, "in_new_process", elsewhere)
