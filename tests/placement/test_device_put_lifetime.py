@@ -251,7 +251,7 @@ result = {
 }
 """)
     assert found["states"] == [False] * 3
-    assert found["calibrated"] is False
+    assert found["calibrated"] is LAYOUT_OFF
     assert found["threads"] == 1
     assert (found["devices"], found["platform"]) == (3, "cpu")
     assert found["live"] == 0

@@ -16,6 +16,7 @@ from jaxmarshal._core.plans.call cimport StaticRule
 from jaxmarshal._core.plans.jit_configuration cimport staging_context
 from jaxmarshal._core.plans.jit_plans cimport JitPlans, plans_of_jitted
 from jaxmarshal._core.replay.key cimport is_own_impl
+from jaxmarshal._core.values.array_words cimport words_are_vouched_for
 from jaxmarshal._core.values.capi cimport (
     PyThread_get_thread_ident, PyTuple_GET_SIZE, jm_tuple_items
 )
@@ -548,7 +549,7 @@ cdef inline PyObject* _call(
 ) noexcept:
     if PyVectorcall_Function(function) != accelerated_call:
         return PyObject_Vectorcall(function, args, n, names)
-    if step.takes_host:
+    if step.takes_host or not words_are_vouched_for():    # it has no plan that fits
         return reference_call(function, args, n, names)
     return call_in_context(function, args, n, names, context)
 
