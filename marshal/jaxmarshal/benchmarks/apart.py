@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from jaxmarshal import install, stats
 from jaxmarshal._jax import patching
-from jaxmarshal.benchmarks import measure, never_slower, suite
+from jaxmarshal.benchmarks import measure, never_slower
 from jaxmarshal.benchmarks.case import Case
 
 VERSIONS_END = sys.version_info >= (3, 13)    # a class runs out of versions in one process
@@ -34,9 +34,7 @@ PROCESSES = 8
 
 def _measure_named(group: str, name: str, seconds: float) -> dict[str, Any]:
     """`measure.measure` of the case with this name; what a new process does."""
-    patching.uninstall()    # JAXMARSHAL=on may have installed
-    [case] = [case for _, case in suite.select([group]) if case.name == name]
-    return measure.measure(group, case, seconds)
+    return measure.measure(group, never_slower.case_for_new_process(group, name), seconds)
 
 
 def measure_apart(group: str, case: Case, seconds: float) -> dict[str, Any]:

@@ -220,11 +220,16 @@ def judge(group: str, case: Case, seconds: float) -> Row:
     return row
 
 
+def case_for_new_process(group: str, name: str) -> Case:
+    """The case with this name, for a process that begins with it."""
+    patching.uninstall()    # JAXMARSHAL=on may have installed
+    [(_, case)] = select({group: (name,)})
+    return case
+
+
 def _judge_named(group: str, name: str, seconds: float) -> Row:
     """`judge` of the case with this name; what a new process does."""
-    patching.uninstall()    # JAXMARSHAL=on may have installed
-    [(group, case)] = select({group: (name,)})
-    return judge(group, case, seconds)
+    return judge(group, case_for_new_process(group, name), seconds)
 
 
 def _confirmed(row: Row, seconds: float) -> Row:
