@@ -132,8 +132,30 @@ def test_results_without_arrays_and_functions_of_none():
 
 
 def test_nodes_with_static_leaves_in_results():
-    """Custom nodes of a result that hold more than arrays are made by the Python code."""
-    same(lambda x: State(x, 3), lambda: ((jnp.ones(2),), {}), hits=0)
+    """Custom nodes of a result that hold more than arrays are made as by the Python code."""
+    same(lambda x: State(x, 3), lambda: ((jnp.ones(2),), {}), hits=2)
+    same(
+        lambda x, k: {"b": State(k, {"x": x}), "a": [jnp.sin, State(State(x, None), k)]},
+        lambda: ((jnp.ones(2), jax.random.key(3)), {}), hits=2,
+    )  # fmt: skip
+
+
+def test_nodes_that_take_nothing_but_arrays():
+    """They are not asked to hold what stands for an array."""
+    class OfArrays:
+        def __init__(self, x):
+            assert isinstance(x, jax.Array)
+            self.x = x
+
+    jax.tree_util.register_pytree_node(
+        OfArrays, lambda node: ((node.x,), None), lambda _, parts: OfArrays(*parts)
+    )
+    f = jaxmarshal.filter_jit(lambda x: {"node": OfArrays(x), "text": "text"})
+    jaxmarshal.reset_stats()
+    for i in range(4):
+        result = f(jnp.full(2, i))
+        assert result["node"].x.tolist() == [i, i] and result["text"] == "text"
+    assert jaxmarshal.stats()["filter_jit"]["hits"] == 2
 
 
 def test_shapes_and_types_that_change():

@@ -148,6 +148,44 @@ def test_host_batches():
     both(program, 3, 2)
 
 
+class Tower(nnx.Module):
+    def __init__(self, rngs, depth=12):
+        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(depth)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = jnp.tanh(layer(x))
+        return x
+
+
+def test_lists_of_modules():
+    """What the optimizer keeps for them has numbers for keys."""
+    def program():
+        model = Tower(nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+        step, x = train_step(), jax.device_put(X)
+        return [step(model, optimizer, x) for _ in range(5)], model, optimizer
+
+    both(program, 4, 1)
+
+
+@pytest.mark.parametrize("first, second", [(1, 1), (1, True), (True, 1), (300, int("300"))])
+def test_keys_that_are_numbers(first, second):
+    """A dict of a module is made anew with the recorded keys, even where they are equal."""
+    class Holder(nnx.Module):
+        def __init__(self, key):
+            self.table = nnx.data({0: jnp.arange(3.0), key: jnp.ones(2)})
+
+    def program():
+        step = nnx.jit(lambda holder: sum(value.sum() for value in holder.table.values()))
+        one, other = Holder(first), Holder(second)
+        results = [step(one), step(one), step(other), step(other)]
+        vars(one)["table"] = {0: jnp.arange(3.0), int(str(int(second))): jnp.ones(2)}
+        return [*results, step(one)], described(one), described(other)
+
+    both(program, 0 if first is True else 3, 5 if first is True else 2)
+
+
 def test_two_models_in_turns():
     def program():
         pairs = made(0), made(1)

@@ -94,6 +94,7 @@ _accelerated = filtered.make_front(
     tuple(_flatten.WRAPPER_FIELD_NAMES),
     logging.getLogger("jax._src.callback"),
     _jit._FilterCallback,
+    (import_module("equinox.nn._stateful").State,),
 )
 bypassed.put_in_place_of(_reference_call, _accelerated)
 

@@ -142,7 +142,7 @@ class Reader:
             keys, parts = self._children(node)
             if node.type not in (dict, statelib.State):
                 keys = ()
-            _check(all(type(key) is str for key in keys))
+            _check(all(type(key) in (str, int) for key in keys))
             cls = statelib.State if node.type is statelib.State else None
             return Part(_KINDS[node.type], cls, -1, keys, parts)
         _check(_is_ordinary_node(node.type))

@@ -16,6 +16,7 @@ def make_front(
     extra: tuple[str, ...],
     logger: Logger | None = None,
     make_filter: Callable[[], Filterer] | None = None,
+    own_nodes: tuple[type, ...] = (),
     marks: bool = True,
     by_type: bool = False,
 ) -> Any: ...

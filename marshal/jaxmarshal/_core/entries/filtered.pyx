@@ -403,7 +403,7 @@ cdef PyObject* _call(
 
 def make_front(
     str name, wrapper, reference, list places, names_of, check, combine, missing, tuple extra,
-    logger=None, make_filter=None, bint marks=True, bint by_type=False,
+    logger=None, make_filter=None, tuple own_nodes=(), bint marks=True, bint by_type=False,
 ):
     """The replacement of `reference`, the function that performs calls of a `wrapper`.
 
@@ -411,10 +411,12 @@ def make_front(
     flatten function reads attributes which ones these are, or None, and `check` whether they still
     are; `combine` puts the static parts of a result back, `missing` stands for an attribute that is
     not there, and `extra` are names that count where an instance has more attributes. `logger` gets
-    a filter of `make_filter` for the time of a call. `marks`: the jitted function returns a marker
-    before the arrays, which the library waits for; else a flat tuple of arrays, of which `combine`
-    makes the nodes of a result, each once. `by_type`: the static part of a call is equal to another
-    one only if the types of all leaves are.
+    a filter of `make_filter` for the time of a call. `own_nodes` are classes of the library's that
+    are registered with functions of its own, for which it does not matter how often these run.
+    `marks`: the jitted function returns a marker before the arrays, which the library waits for;
+    else a flat tuple of arrays, of which `combine` makes the nodes of a result, each once.
+    `by_type`: the static part of a call is equal to another one only if the types of all leaves
+    are.
     """
     cdef Library library = Library.__new__(Library)
     cdef Method method = make_method(<vectorcallfunc>_call, reference)
@@ -429,6 +431,7 @@ def make_front(
     library.extra = extra
     library.logger = logger
     library.make_filter = make_filter
+    library.own_nodes = own_nodes
     library.marks = marks
     library.by_type = by_type
     library.fields = {}

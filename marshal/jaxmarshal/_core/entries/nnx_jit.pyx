@@ -31,8 +31,9 @@ from jaxmarshal._core.plans.plan cimport (
 )
 from jaxmarshal._core.values.array_words cimport words_are_vouched_for
 from jaxmarshal._core.values.capi cimport (
-    PyDict_CheckExact, PyDict_Next, PyErr_Occurred, PyList_CheckExact, PyObject_GenericGetDict,
-    PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyUnicode_CheckExact, jm_list_items
+    PyDict_CheckExact, PyDict_Next, PyErr_Occurred, PyList_CheckExact, PyLong_CheckExact,
+    PyObject_GenericGetDict, PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE,
+    PyUnicode_CheckExact, jm_list_items
 )
 from jaxmarshal._core.values.graph_nodes cimport Nodes, add_node, expected_count
 from jaxmarshal._core.values.kinds cimport (
@@ -204,7 +205,9 @@ cdef inline int _match_child(Part part, PyObject* obj, Nodes nodes, Walk* walk) 
 
 
 cdef inline bint _is_key(PyObject* key, PyObject* known) except -1:
-    return key == known or (PyUnicode_CheckExact(key) and <object>key == <object>known)
+    if key == known:
+        return True
+    return (PyUnicode_CheckExact(key) or PyLong_CheckExact(key)) and <object>key == <object>known
 
 
 cdef bint _is_put_right(Part part, Py_ssize_t i, PyObject* value, Nodes nodes) except -1:

@@ -28,6 +28,7 @@ cdef class Library:
     cdef bint by_type            # static leaves that are equal are told apart by their types
     cdef tuple extra             # see `fields.Fields`
     cdef object missing
+    cdef tuple own_nodes         # classes of custom nodes that no code of users makes
     cdef dict fields             # class to its Fields, or None
 
 # How the arguments of a call come to be first and rest.

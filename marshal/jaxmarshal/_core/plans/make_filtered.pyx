@@ -207,6 +207,24 @@ cdef class Results:
         return rebuild_tree(&self.structure, jm_list_items(arrays) + self.marks, sizeof(void*))
 
 
+cdef class CombinedResults:
+    """The same, step by step as the library does it: nodes of others run their own code."""
+
+    cdef object unflatten, combine
+    cdef bint marks
+
+    def __cinit__(self, unflatten, combine, bint marks):
+        self.unflatten = unflatten
+        self.combine = combine
+        self.marks = marks
+
+    def __call__(self, list arrays):
+        *marker, dynamic, static = self.unflatten(arrays)
+        if self.marks:
+            marker[0].block_until_ready()
+        return self.combine(dynamic, static.value)
+
+
 cdef bint _add_inner(
     Library library, object treedef, list kinds, Structure* structure
 ) except -1:
@@ -222,6 +240,10 @@ cdef bint _add_inner(
         return True
     if node[0] is type(library.missing):
         add_step(structure, FIXED_NODE, 0, <PyObject*>library.missing)
+        return True
+    if node[0] in library.own_nodes:
+        kinds += [None] * treedef.num_leaves
+        add_step(structure, REGISTRY_NODE, treedef.num_leaves, <PyObject*>treedef)
         return True
     known = _add_made(library, treedef, node, structure)
     return known and all([
@@ -240,48 +262,52 @@ cdef bint _add_made(Library library, object treedef, tuple node, Structure* stru
     return True
 
 
-cdef int _add_custom(
+cdef bint _add_custom(
     Library library, object treedef, object leaves, dict kinds, Structure* structure
 ) except -1:
-    """A node that JAX's registry makes, of arrays alone."""
+    """A node that JAX's registry makes, of arrays alone. 0 where the library makes it otherwise."""
     made = [kinds.get(id(next(leaves)), library) for _ in range(treedef.num_leaves)]
-    if library.marks or any([kind is not None for kind in made]):
-        raise TypeError("a node that the results do not have")
-    return add_step(structure, REGISTRY_NODE, treedef.num_leaves, <PyObject*>treedef)
+    if library.marks and treedef.node_data()[0] not in library.own_nodes:
+        return False
+    if any([kind is not None for kind in made]):
+        return False
+    add_step(structure, REGISTRY_NODE, treedef.num_leaves, <PyObject*>treedef)
+    return True
 
 
-cdef int _add_result(
+cdef bint _add_result(
     Library library, object treedef, object leaves, dict kinds, Structure* structure
 ) except -1:
-    """`leaves` is an iterator; those that are not in `kinds` are the same in every result."""
+    """`leaves` is an iterator; those that are not in `kinds` are the same in every result.
+
+    0 where the library has to make a node.
+    """
     node = treedef.node_data()
     if node is None:
         leaf = next(leaves)
         if id(leaf) not in kinds:
-            return add_step(structure, FIXED_NODE, 0, <PyObject*>leaf)
-        made = kinds[id(leaf)]
-        if made is None:
-            return add_leaf(structure)
-        return add_step(structure, REGISTRY_NODE, made.num_leaves, <PyObject*>made)
+            add_step(structure, FIXED_NODE, 0, <PyObject*>leaf)
+        elif kinds[id(leaf)] is None:
+            add_leaf(structure)
+        else:
+            made = kinds[id(leaf)]
+            add_step(structure, REGISTRY_NODE, made.num_leaves, <PyObject*>made)
+        return True
     if node[0] is type(library.missing):
-        return add_step(structure, FIXED_NODE, 0, <PyObject*>library.missing)
-    if not _add_made(library, treedef, node, structure):
+        add_step(structure, FIXED_NODE, 0, <PyObject*>library.missing)
+        return True
+    if node[0] in library.own_nodes or not _add_made(library, treedef, node, structure):
         return _add_custom(library, treedef, leaves, kinds, structure)
-    for child in treedef.children():
-        _add_result(library, child, leaves, kinds, structure)
-    return 0
+    return all([
+        _add_result(library, child, leaves, kinds, structure) for child in treedef.children()
+    ])
 
 
-cdef Results _make_results(Library library, object treedef, Py_ssize_t count):
-    """For the tree ([marker,] arrays, static parts); None where it has nodes of others."""
+cdef Results _make_known(Library library, object dynamic, object value):
+    """For a result whose every node is known: the tree of its arrays, and what is static in it."""
     cdef Results results = Results(library.marks)
     cdef Structure inner
     cdef list slots, kinds = []
-    *marker, dynamic, static = treedef.children()
-    if [part.num_leaves for part in marker] != [1] * library.marks:
-        return None
-    if static.num_leaves or dynamic.num_leaves != count - library.marks:
-        return None
     init_structure(&inner)
     try:
         if not _add_inner(library, dynamic, kinds, &inner):
@@ -290,15 +316,29 @@ cdef Results _make_results(Library library, object treedef, Py_ssize_t count):
         arrays = rebuild_tree(&inner, jm_list_items(slots), sizeof(void*))
     finally:
         free_structure(&inner)
-    whole = library.combine(arrays, static.unflatten([]).value)
+    whole = library.combine(arrays, value)
     leaves, whole = jax.tree_util.tree_flatten(whole)
     order = [id(slot) for slot in slots]
     if [id(leaf) for leaf in leaves if id(leaf) in order] != order:
         return None
-    _add_result(
-        library, whole, iter(leaves), dict(zip(order, kinds, strict=True)), &results.structure
-    )
-    return results
+    made = dict(zip(order, kinds, strict=True))
+    return results if _add_result(
+        library, whole, iter(leaves), made, &results.structure
+    ) else None
+
+
+cdef object _make_results(Library library, object unflatten, Py_ssize_t count):
+    """For the tree ([marker,] arrays, static parts); None where it is another one."""
+    *marker, dynamic, static = unflatten.__self__.children()
+    if [part.num_leaves for part in marker] != [1] * library.marks:
+        return None
+    if static.num_leaves or dynamic.num_leaves != count - library.marks:
+        return None
+    try:
+        known = _make_known(library, dynamic, static.unflatten([]).value)
+    except Exception:    # a node of others may bear with nothing but arrays
+        known = None
+    return known or CombinedResults(unflatten, library.combine, library.marks)
 
 
 # --- Plans ---------------------------------------------------------------------------------------
@@ -313,7 +353,7 @@ cdef Plan make_filtered_plan(
     run_the_same(plan, inner)
     if inner.unflatten is None:
         return None
-    plan.unflatten = _make_results(library, inner.unflatten.__self__, len(inner.handlers))
+    plan.unflatten = _make_results(library, inner.unflatten, len(inner.handlers))
     if plan.unflatten is None:
         return None
     init_structure(&structure)

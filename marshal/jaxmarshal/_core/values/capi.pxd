@@ -11,6 +11,7 @@ cdef extern from *:
     ) noexcept
     PyObject* PyErr_Occurred() noexcept
     bint PyList_CheckExact(PyObject* obj) noexcept
+    bint PyLong_CheckExact(PyObject* obj) noexcept
     object PyObject_GenericGetDict(object obj, void* context)
     unsigned long PyThread_get_thread_ident() noexcept
     bint PyTuple_CheckExact(PyObject* obj) noexcept
