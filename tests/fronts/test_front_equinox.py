@@ -583,6 +583,7 @@ def test_nodes_of_the_program():
 
 @pytest.mark.parametrize("give", [
     lambda n, k: Node(n.x, n.label),
+    lambda n, k: Node(n.x, n.x + 1),
     lambda n, k: {"n": [Node(n.x, 3), n.x], "k": k},
     lambda n, k: (Node({"k": k}, None), eqx.nn.Dropout(0.1), Node(n, (n.x, n.label))),
     lambda n, k: (jax.tree_util.Partial(jnp.add, n.x), k, "text", n.x),

@@ -228,7 +228,7 @@ cdef class CombinedResults:
 cdef bint _add_inner(
     Library library, object treedef, list kinds, Structure* structure
 ) except -1:
-    """The arrays among the results. 0 where nodes are made by others, whose code would be left out.
+    """The arrays among the results. 0 where nodes are made by others, whose code is to run as often.
 
     `kinds` gets None for each leaf, or what makes it: a typed key is made of its base array.
     """
@@ -265,10 +265,8 @@ cdef bint _add_made(Library library, object treedef, tuple node, Structure* stru
 cdef bint _add_custom(
     Library library, object treedef, object leaves, dict kinds, Structure* structure
 ) except -1:
-    """A node that JAX's registry makes, of arrays alone. 0 where the library makes it otherwise."""
+    """A node that JAX's registry makes, of arrays alone. 0 where it holds something else."""
     made = [kinds.get(id(next(leaves)), library) for _ in range(treedef.num_leaves)]
-    if library.marks and treedef.node_data()[0] not in library.own_nodes:
-        return False
     if any([kind is not None for kind in made]):
         return False
     add_step(structure, REGISTRY_NODE, treedef.num_leaves, <PyObject*>treedef)
