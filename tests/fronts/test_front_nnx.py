@@ -617,6 +617,70 @@ def test_new_modules_are_returned():
     both(program, 0, 2)
 
 
+def _gradients(model, x):
+    return nnx.grad(lambda model: (model(x) ** 2).mean())(model)
+
+
+def _new_variables(model, x):
+    one, two = nnx.Param(x + 1), nnx.BatchStat(x.sum(), note=("a", 1))
+    key = nnx.RngKey(jax.random.fold_in(jax.random.key(0), 1), tag="noise")
+    return [one, {"two": two, "again": one}, (nnx.State({"key": key, "two": two}), model.linear, x)]
+
+
+@pytest.mark.parametrize("function, hits", [
+    (_gradients, 4),
+    (_new_variables, 4),
+    (lambda model, x: nnx.state(model), 4),
+    (lambda model, x: nnx.state(model, nnx.Param), 4),
+    (lambda model, x: nnx.clone(nnx.state(model, nnx.BatchStat)), 4),
+    (lambda model, x: (model(x), nnx.value_and_grad(lambda m: m(x).sum())(model)), 4),
+    (lambda model, x: (nnx.Linear(4, 4, rngs=nnx.Rngs(0)), model(x)), 0),
+    (lambda model, x: nnx.clone(model), 0),
+])
+def test_new_variables_are_returned(function, hits):
+    """nnx makes them anew in each call, and once where they are returned twice."""
+    def program():
+        model, x, step = Model(nnx.Rngs(0)), jax.device_put(X), nnx.jit(function)
+        results = [step(model, x) for _ in range(5)]
+        valid = [
+            [leaf._can_update for leaf in jax.tree.leaves(
+                result, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+            ) if isinstance(leaf, nnx.Variable)]
+            for result in results
+        ]
+        for result in results:
+            for leaf in jax.tree.leaves(
+                result, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+            ):
+                if isinstance(leaf, nnx.Variable):
+                    leaf.set_metadata(seen=True)
+        return results, valid, model
+
+    both(program, hits, 5 - hits)
+
+
+def test_intermediates_that_are_taken_out():
+    class Sows(nnx.Module):
+        def __init__(self):
+            self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            y = self.linear(x)
+            self.sow(nnx.Intermediate, "y", y)
+            return y
+
+    def program():
+        @nnx.jit
+        def step(model, x):
+            y = model(x)
+            return y, nnx.pop(model, nnx.Intermediate)
+
+        model, x = Sows(), jax.device_put(X)
+        return [step(model, x) for _ in range(4)], model
+
+    both(program, 3, 1)
+
+
 def test_static_arguments():
     def program():
         model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 from flax.nnx import graphlib, pytreelib, statelib, variablelib
+from flax.typing import HashableMapping
 
 from jaxmarshal._core.entries import nnx_jit
 from jaxmarshal._core.entries.nnx_jit import Kind, Part, Write
@@ -94,22 +95,37 @@ def is_plain_namedtuple(cls: Any) -> bool:
     )
 
 
+def _one(leaf: Any) -> int:
+    """The number of a leaf that is one result."""
+    _check(type(leaf) is int)
+    return int(leaf)
+
+
+def _part_of(leaf: Any) -> Part:
+    """The value of a new variable: a result, or a tuple of results, as `Module.sow` makes it."""
+    if type(leaf) is tuple:
+        return Part(Kind.TUPLE, parts=tuple(map(_part_of, leaf)))
+    return Part(Kind.LEAF, leaf=leaf)
+
+
 class Reader:
     """Reads a description.
 
     Attributes:
       numbers: of nodes by the index that descriptions know them by; shared by the descriptions of
         all arguments, or of all results.
-      is_result: whether nodes have to be those of arguments.
+      is_result: whether modules have to be those of arguments.
+      known: of a result, how many nodes and variables the arguments have.
     """
 
-    def __init__(self, graphdef: Any, leaves: Iterator[int], numbers: dict[int, int],
-                 is_result: bool) -> None:
+    def __init__(self, graphdef: Any, leaves: Iterator[Any], numbers: dict[int, int],
+                 is_result: bool, known: int = 0) -> None:
         self.nodes = iter(graphdef.nodes)
         self.attributes = iter(graphdef.attributes)
         self.leaves = leaves
         self.numbers = numbers
         self.is_result = is_result
+        self.known = known
 
     def read(self) -> Part:
         """The graph as a part."""
@@ -128,6 +144,13 @@ class Reader:
         _check(node.index not in self.numbers)
         self.numbers[node.index] = number
         return int(number)
+
+    def _new_number(self, node: Any) -> int:
+        """The number of a variable that the function has made."""
+        number = self.known + sum(number >= self.known for number in self.numbers.values())
+        _check(node.index not in self.numbers)
+        self.numbers[node.index] = number
+        return number
 
     def _node(self, node: Any) -> Part:
         if type(node) is graphlib.NodeRef:
@@ -158,9 +181,13 @@ class Reader:
         _check(node.array_refdef is None and _is_ordinary_variable(node.type))
         _check(metadata.get("hijax") is False and metadata.get("ref") is False)
         _check(all(type(name) is str for name in metadata))
+        items = tuple(item for pair in metadata.items() for item in pair)
+        leaf = next(self.leaves)
+        if self.is_result and node.outer_index is None:
+            number, value = self._new_number(node), (_part_of(leaf),)
+            return Part(Kind.NEW, node.type, number, parts=value, value=items)
         return Part(
-            Kind.VARIABLE, node.type, self._number(node), leaf=next(self.leaves),
-            value=tuple(item for pair in metadata.items() for item in pair),
+            Kind.VARIABLE, node.type, self._number(node), leaf=_one(leaf), value=items
         )
 
     def _generic(self, node: Any) -> Part:
@@ -182,11 +209,21 @@ class Reader:
             if type(attribute) is graphlib.Static:
                 parts.append(Part(Kind.STATIC, value=attribute.value))
             elif type(attribute) is graphlib.LeafAttr:
-                parts.append(Part(Kind.LEAF, leaf=next(self.leaves)))
+                parts.append(Part(Kind.LEAF, leaf=_one(next(self.leaves))))
             else:
                 _check(type(attribute) is graphlib.NodeAttr)
                 parts.append(self._node(next(self.nodes)))
         return tuple(keys), tuple(parts)
+
+
+def _are_equal_mappings(one: Any, other: Any) -> bool:
+    """Are both what nnx keeps of a module's attributes, with equal items of the same types?"""
+    if type(one) is not HashableMapping or type(other) is not HashableMapping:
+        return False
+    plain = all(type(name) is str and _is_plain(value) for name, value in one.items())
+    return plain and {name: (type(value), value) for name, value in one.items()} == {
+        name: (type(value), value) for name, value in other.items()
+    }
 
 
 def _compare(before: Part, after: Part, writes: list[Write]) -> None:
@@ -194,16 +231,30 @@ def _compare(before: Part, after: Part, writes: list[Write]) -> None:
     _check(before.kind == after.kind and before.cls is after.cls and before.keys == after.keys)
     _check(before.number == after.number and len(before.parts) == len(after.parts))
     if before.kind == Kind.STATIC:
-        _check(before.value is after.value)
+        _check(before.value is after.value or _are_equal_mappings(before.value, after.value))
     elif before.kind == Kind.STATUS:
         _check(before.value == after.value)
     elif before.kind == Kind.VARIABLE:
         writes.append(Write(after.number, None, after))
     for i, (old, new) in enumerate(zip(before.parts, after.parts, strict=True)):
         _compare(old, new, writes)
-        made_anew = new.kind not in (Kind.STATIC, Kind.NODE, Kind.VARIABLE, Kind.SAME, Kind.NOTHING)
+        made_anew = old.value is not new.value if new.kind == Kind.STATIC else (
+            new.kind not in (Kind.NODE, Kind.VARIABLE, Kind.SAME, Kind.NOTHING)
+        )
         if before.kind == Kind.NODE and made_anew:
             writes.append(Write(after.number, after.keys[i], new))
+
+
+def _only_holds(part: Part) -> bool:
+    """Is there nothing in a part of a result that nnx would write to?"""
+    return part.kind not in (Kind.NODE, Kind.VARIABLE) and all(map(_only_holds, part.parts))
+
+
+def _is_made_by_flax(treedef: Any) -> bool:
+    """Are all nodes of a tree builtin containers, namedtuples and `nnx.State`?"""
+    node = treedef.node_data()
+    known = node is None or node[0] in _KINDS or is_plain_namedtuple(node[0])
+    return known and all(map(_is_made_by_flax, treedef.children()))
 
 
 def _is_plain(value: Any) -> bool:
@@ -230,30 +281,33 @@ def maker(node_states: type) -> Callable[[Any], Any]:
     def is_split(obj: Any) -> bool:
         return type(obj) is node_states
 
-    def number_of(leaf: Any) -> int:
+    def number_of(leaf: Any) -> Any:
+        """The number of a leaf, or a tuple of numbers."""
+        if type(leaf) is tuple:
+            return tuple(map(number_of, leaf))
         if type(leaf) is private.PRNGKeyArray:
             return int(leaf._base_array.number)
         _check(type(leaf) is int)
         return int(leaf)
 
-    def leaves_of(split: Any) -> list[int]:
+    def leaves_of(split: Any) -> list[Any]:
         _check(is_split(split) and split.metadata is None and len(split.states) == 1)
         (leaves,) = split.states
         _check(type(leaves) is list)
         return [number_of(leaf) for leaf in leaves]
 
-    def read(split: Any, numbers: dict[int, int], is_result: bool) -> Part:
+    def read(split: Any, numbers: dict[int, int], is_result: bool, known: int = 0) -> Part:
         leaves = iter(leaves_of(split))
-        part = Reader(split._graphdef, leaves, numbers, is_result).read()
+        part = Reader(split._graphdef, leaves, numbers, is_result, known).read()
         _check(next(leaves, None) is None)
         return part
 
-    def source_of(leaf: Any, numbers: dict[int, int]) -> int:
+    def source_of(leaf: Any, numbers: dict[int, int], known: int) -> int | Part:
         if not is_split(leaf):
             return number_of(leaf)
-        (node,) = leaf._graphdef.nodes
-        _check(type(node) is graphlib.NodeRef and node.index in numbers)
-        return -1 - numbers[node.index]
+        part = read(leaf, numbers, True, known)
+        _check(_only_holds(part))
+        return -1 - part.number if part.kind == Kind.SAME and part.number < known else part
 
     def make(inner: Any) -> Any:
         _check(all(map(_is_static_as_it_is, nnx_jit.static_values(inner))))
@@ -264,6 +318,7 @@ def maker(node_states: type) -> Callable[[Any], Any]:
             split = treedef.unflatten(range(treedef.num_leaves))
             _check(is_split(split))
             before.append(read(split, numbers, False))
+        known = len(numbers)
         args, kwargs, out = nnx_jit.numbered_results(inner)
         updated = jax.tree.leaves((args, kwargs), is_leaf=is_split)
         _check(len(updated) == len(before))
@@ -274,9 +329,9 @@ def maker(node_states: type) -> Callable[[Any], Any]:
             leaves = leaves_of(split)
             _check(leaves == list(range(first, first + len(leaves))))
             first += len(leaves)
-            _compare(part, read(split, numbers, True), writes)
+            _compare(part, read(split, numbers, True, known), writes)
         found, returned = jax.tree.flatten(out, is_leaf=is_split)
-        sources = tuple(source_of(leaf, numbers) for leaf in found)
+        sources = tuple(source_of(leaf, numbers, known) for leaf in found)
         plain = sources == tuple(range(first, first + len(sources)))
         keys = [
             (leaf._base_array.number, leaf._base_array.impl)
@@ -284,7 +339,8 @@ def maker(node_states: type) -> Callable[[Any], Any]:
             if type(leaf) is private.PRNGKeyArray
         ]
         return nnx_jit.make_graph_plan(
-            inner, before, writes, keys, returned, first, None if plain else sources
+            inner, before, writes, keys, returned, _is_made_by_flax(returned), first,
+            None if plain else sources,
         )
 
     def make_or_refuse(inner: Any) -> Any:

@@ -83,6 +83,7 @@ cpdef enum Kind:
     STATE         # an `nnx.State`
     NOTHING       # None
     STATUS        # what nnx keeps of a module: where it was made
+    NEW           # a variable that nnx makes in each call, numbered after those of the arguments
 
 cdef int _entry = entry_number("nnx_jit")
 cdef bint _active = False
@@ -123,7 +124,7 @@ cdef class Part:
       cls: its exact type, where `kind` does not say it.
       number: of a node, its place among all nodes in the order in which they are met.
       keys: attributes or keys in order; of a namedtuple, the places of its items in that order.
-      parts: what is there.
+      parts: what is there; of a new variable, its value.
       value: of a static attribute, the object; of a variable, its metadata: names and values in
         turns; of a status, its two flags.
       leaf: the number of the leaf.
@@ -440,7 +441,9 @@ cdef class GraphPlan(Plan):
     cdef list writes
     cdef list keys          # of results that are typed keys: (number, implementation)
     cdef Py_ssize_t first   # the number of the first result that is returned
-    cdef tuple sources      # of what is returned: numbers of results, or -1 - number of a node
+    # Of what is returned: numbers of results, -1 - number of a node, or parts that are built.
+    cdef tuple sources
+    cdef object unflatten_returned    # makes the tree that is returned; None: `results` does
 
 
 # The plans of one function that `nnx.jit` made; or of its calls by `nnx.cached_partial`, which
@@ -530,7 +533,9 @@ cdef int _put_graphs(Structure* structure, list graphs) except -1:
     return 0
 
 
-def make_graph_plan(Plan inner, list graphs, list writes, list keys, returned, first, sources):
+def make_graph_plan(
+    Plan inner, list graphs, list writes, list keys, returned, bint by_registry, first, sources
+):
     """A plan for live arguments.
 
     Args:
@@ -539,6 +544,7 @@ def make_graph_plan(Plan inner, list graphs, list writes, list keys, returned, f
       writes: a `Write` for each that nnx does.
       keys: of the results that are typed keys, number and implementation.
       returned: the treedef of what is returned.
+      by_registry: whether JAX's registry may make it: it runs no code but flax's.
       first: the number of the first result that is returned.
       sources: None where all that is returned are results, in order; else see `GraphPlan`.
 
@@ -547,7 +553,9 @@ def make_graph_plan(Plan inner, list graphs, list writes, list keys, returned, f
     """
     cdef GraphPlan plan = GraphPlan(inner.count)
     if not record_treedef(returned, &plan.results):
-        return None
+        if not by_registry:
+            return None
+        plan.unflatten_returned = returned.unflatten
     run_the_same(plan, inner)
     copy_structure(&plan.arguments, &inner.arguments)
     _put_graphs(&plan.arguments, graphs)
@@ -581,6 +589,8 @@ cdef object _build(Part part, list results, Nodes nodes):
         return None
     if kind == STATUS:
         return _new_status(part)
+    if kind == NEW:
+        return _new_variable(part, results, nodes)
     values = [_build(<Part>child, results, nodes) for child in part.parts]
     if kind == LIST:
         return values
@@ -593,6 +603,14 @@ cdef object _build(Part part, list results, Nodes nodes):
         return part.cls(*ordered)
     items = dict(zip(part.keys, values))
     return items if kind == DICT else _state_type(items)
+
+
+cdef object _new_variable(Part part, list results, Nodes nodes):
+    cdef tuple items = <tuple>part.value
+    value = _build(<Part>part.parts[0], results, nodes)
+    variable = part.cls.from_metadata(value, dict(zip(items[::2], items[1::2])))
+    add_node(nodes, <PyObject*>variable)
+    return variable
 
 
 cdef object _new_status(Part part):
@@ -609,6 +627,12 @@ cdef object _new_status(Part part):
 
 
 cdef object _status_trace = None
+
+
+cdef object _returned(object source, list results, Nodes nodes):
+    if type(source) is Part:
+        return _build(<Part>source, results, nodes)
+    return results[source] if source >= 0 else <object>nodes.items[-1 - <Py_ssize_t>source]
 
 
 cdef object _finish(GraphPlan plan, list results, Nodes nodes):
@@ -634,12 +658,14 @@ cdef object _finish(GraphPlan plan, list results, Nodes nodes):
         elif write.number >= cached:
             value = _build(write.part, results, nodes)
             PyObject_GenericSetAttr(node, <PyObject*>write.key, <PyObject*>value)
+    if plan.unflatten_returned is not None:
+        return plan.unflatten_returned(
+            results[plan.first:] if plan.sources is None
+            else [_returned(source, results, nodes) for source in plan.sources]
+        )
     if plan.sources is None:
         return rebuild_tree(&plan.results, jm_list_items(results) + plan.first, sizeof(void*))
-    leaves = [
-        results[source] if source >= 0 else <object>nodes.items[-1 - <Py_ssize_t>source]
-        for source in plan.sources
-    ]
+    leaves = [_returned(source, results, nodes) for source in plan.sources]
     return rebuild_tree(&plan.results, jm_list_items(leaves), sizeof(void*))
 
 

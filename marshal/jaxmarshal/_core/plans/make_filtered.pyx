@@ -228,7 +228,7 @@ cdef class CombinedResults:
 cdef bint _add_inner(
     Library library, object treedef, list kinds, Structure* structure
 ) except -1:
-    """The arrays among the results. 0 where nodes are made by others, whose code is to run as often.
+    """The arrays among the results. 0 where others make nodes, whose code is to run as often.
 
     `kinds` gets None for each leaf, or what makes it: a typed key is made of its base array.
     """
