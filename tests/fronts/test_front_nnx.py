@@ -1106,6 +1106,14 @@ def test_the_function_keeps_no_results():
         del result
         gc.collect()
         assert kept() is None
+        gradients = nnx.jit(_gradients)
+        jaxmarshal.reset_stats()
+        results = [gradients(model, x) for _ in range(3)]
+        assert counts() == (2, 1)
+        kept = [weakref.ref(leaf) for leaf in jax.tree.leaves(results)]
+        del results
+        gc.collect()
+        assert not any(leaf() is not None for leaf in kept)
 
 
 def test_install_and_uninstall():
