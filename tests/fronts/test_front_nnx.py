@@ -7,6 +7,7 @@ compared, and how many of its calls hit is asserted.
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import weakref
 from collections.abc import Callable
@@ -627,6 +628,11 @@ def _new_variables(model, x):
     return [one, {"two": two, "again": one}, (nnx.State({"key": key, "two": two}), model.linear, x)]
 
 
+def variables_of(tree):
+    leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+    return [leaf for leaf in leaves if isinstance(leaf, nnx.Variable)]
+
+
 @pytest.mark.parametrize("function, hits", [
     (_gradients, 4),
     (_new_variables, 4),
@@ -642,18 +648,10 @@ def test_new_variables_are_returned(function, hits):
     def program():
         model, x, step = Model(nnx.Rngs(0)), jax.device_put(X), nnx.jit(function)
         results = [step(model, x) for _ in range(5)]
-        valid = [
-            [leaf._can_update for leaf in jax.tree.leaves(
-                result, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
-            ) if isinstance(leaf, nnx.Variable)]
-            for result in results
-        ]
-        for result in results:
-            for leaf in jax.tree.leaves(
-                result, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
-            ):
-                if isinstance(leaf, nnx.Variable):
-                    leaf.set_metadata(seen=True)
+        found = [variables_of(result) for result in results]
+        valid = [[variable._can_update for variable in variables] for variables in found]
+        for variable in itertools.chain(*found):
+            variable.set_metadata(seen=True)
         return results, valid, model
 
     both(program, hits, 5 - hits)
